@@ -1,12 +1,13 @@
 // Package certs gets visitor certificates for names that the hub serves: from the internal CA,
-// by ACME, or from files.
+// by ACME, or from files. The hub asks a source for a name and publishes the answer to edges.
 package certs
 
 import (
 	"context"
-	"crypto/tls"
-	"net/http"
-	"time"
+	"errors"
+	"io/fs"
+
+	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 )
 
 // Modes of --tls.
@@ -16,34 +17,24 @@ const (
 	ModeFiles    = "files"
 )
 
-// Certificate is what one name gets.
-type Certificate struct {
-	// Name is the exact name, or the wildcard, that was asked for.
-	Name string
-	// ChainPEM and KeyPEM are empty while Problem is set.
-	ChainPEM, KeyPEM []byte
-	NotAfter         time.Time
-	// Problem says in words why there is no certificate (yet), with the remedy.
-	Problem string
-}
-
-// Source gives certificates for the names that are served.
+// Source gives certificates for names that are served. It is the hub's Issuer.
 type Source interface {
-	// Manage sets the full set of names served now (exact names and wildcards). It does not block
-	// on issuance; what changes is told by OnChange.
-	Manage(names []string)
-	// Get returns what there is for name now.
-	Get(ctx context.Context, name string) Certificate
-	// OnChange sets what is called when a name's certificate or problem changed. Set before Manage.
-	OnChange(func(Certificate))
-	// Close ends renewal and waits.
+	// Certificate returns what to present for name (an exact name or "*.x") now: chain and key as
+	// PEM, or why there is none (yet) in Problem. It does not wait for an ACME order. A name that
+	// is not asked for any more is not renewed.
+	Certificate(ctx context.Context, name string) (*hubv1.Certificate, error)
+	// Close ends background work and waits for it.
 	Close() error
 }
 
-// Challenger answers ACME challenges on the public listeners; only the ACME source is one.
-type Challenger interface {
-	// TLSALPN answers a hello with acme-tls/1; nil, nil when the name has no pending challenge.
-	TLSALPN(hello *tls.ClientHelloInfo) (*tls.Certificate, error)
-	// HTTP answers /.well-known/acme-challenge/; false = not a pending challenge.
-	HTTP(w http.ResponseWriter, r *http.Request) bool
+// Store keeps secrets sealed. GetSecret fails with fs.ErrNotExist for what was never put.
+type Store interface {
+	GetSecret(ctx context.Context, name string) ([]byte, error)
+	PutSecret(ctx context.Context, name string, value []byte) error
 }
+
+func problem(name, text string) *hubv1.Certificate {
+	return &hubv1.Certificate{Name: name, Problem: text}
+}
+
+func missing(err error) bool { return errors.Is(err, fs.ErrNotExist) }
