@@ -716,7 +716,10 @@ type StreamHeader struct {
 	EdgeAddress string `protobuf:"bytes,8,opt,name=edge_address,json=edgeAddress,proto3" json:"edge_address,omitempty"`
 	ServerName  string `protobuf:"bytes,9,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
 	// W3C traceparent, or empty.
-	TraceContext  string `protobuf:"bytes,10,opt,name=trace_context,json=traceContext,proto3" json:"trace_context,omitempty"`
+	TraceContext string `protobuf:"bytes,10,opt,name=trace_context,json=traceContext,proto3" json:"trace_context,omitempty"`
+	// Set on a stream that carries the datagrams of a flow, and in a flow's header:
+	// the flow's number, unique within (replica, edge).
+	Flow          uint32 `protobuf:"varint,11,opt,name=flow,proto3" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -821,6 +824,13 @@ func (x *StreamHeader) GetTraceContext() string {
 	return ""
 }
 
+func (x *StreamHeader) GetFlow() uint32 {
+	if x != nil {
+		return x.Flow
+	}
+	return 0
+}
+
 // StreamAnswer precedes the first origin byte.
 type StreamAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -892,6 +902,7 @@ type Control struct {
 	//	*Control_FlowUnknown
 	//	*Control_FlowEnd
 	//	*Control_EdgeList
+	//	*Control_FlowStream
 	Message       isControl_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1033,6 +1044,15 @@ func (x *Control) GetEdgeList() *EdgeList {
 	return nil
 }
 
+func (x *Control) GetFlowStream() *FlowStream {
+	if x != nil {
+		if x, ok := x.Message.(*Control_FlowStream); ok {
+			return x.FlowStream
+		}
+	}
+	return nil
+}
+
 type isControl_Message interface {
 	isControl_Message()
 }
@@ -1081,6 +1101,10 @@ type Control_EdgeList struct {
 	EdgeList *EdgeList `protobuf:"bytes,11,opt,name=edge_list,json=edgeList,proto3,oneof"`
 }
 
+type Control_FlowStream struct {
+	FlowStream *FlowStream `protobuf:"bytes,12,opt,name=flow_stream,json=flowStream,proto3,oneof"`
+}
+
 func (*Control_Ping) isControl_Message() {}
 
 func (*Control_Pong) isControl_Message() {}
@@ -1102,6 +1126,8 @@ func (*Control_FlowUnknown) isControl_Message() {}
 func (*Control_FlowEnd) isControl_Message() {}
 
 func (*Control_EdgeList) isControl_Message() {}
+
+func (*Control_FlowStream) isControl_Message() {}
 
 // Ping is padded to at least 64 bytes so that a restarted QUIC peer answers it
 // with a stateless reset.
@@ -1519,6 +1545,7 @@ func (x *LaneDemand) GetLanes() uint32 {
 	return 0
 }
 
+// FlowAck: the agent knows the flow, its datagrams need no header any more.
 type FlowAck struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Flow          uint32                 `protobuf:"varint,1,opt,name=flow,proto3" json:"flow,omitempty"`
@@ -1563,6 +1590,7 @@ func (x *FlowAck) GetFlow() uint32 {
 	return 0
 }
 
+// FlowUnknown: a datagram came without header for a flow the agent does not know.
 type FlowUnknown struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Flow          uint32                 `protobuf:"varint,1,opt,name=flow,proto3" json:"flow,omitempty"`
@@ -1607,9 +1635,12 @@ func (x *FlowUnknown) GetFlow() uint32 {
 	return 0
 }
 
+// FlowEnd: the sender does not serve the flow, or no longer.
 type FlowEnd struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Flow          uint32                 `protobuf:"varint,1,opt,name=flow,proto3" json:"flow,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Flow  uint32                 `protobuf:"varint,1,opt,name=flow,proto3" json:"flow,omitempty"`
+	// Set when the agent refused it.
+	Refusal       *Refusal `protobuf:"bytes,2,opt,name=refusal,proto3" json:"refusal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1651,6 +1682,58 @@ func (x *FlowEnd) GetFlow() uint32 {
 	return 0
 }
 
+func (x *FlowEnd) GetRefusal() *Refusal {
+	if x != nil {
+		return x.Refusal
+	}
+	return nil
+}
+
+// FlowStream: the agent has a datagram that needs a stream; the edge opens it.
+type FlowStream struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Flow          uint32                 `protobuf:"varint,1,opt,name=flow,proto3" json:"flow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FlowStream) Reset() {
+	*x = FlowStream{}
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FlowStream) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FlowStream) ProtoMessage() {}
+
+func (x *FlowStream) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FlowStream.ProtoReflect.Descriptor instead.
+func (*FlowStream) Descriptor() ([]byte, []int) {
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *FlowStream) GetFlow() uint32 {
+	if x != nil {
+		return x.Flow
+	}
+	return 0
+}
+
 type EdgeList struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Edges         []*EdgeAddress         `protobuf:"bytes,1,rep,name=edges,proto3" json:"edges,omitempty"`
@@ -1660,7 +1743,7 @@ type EdgeList struct {
 
 func (x *EdgeList) Reset() {
 	*x = EdgeList{}
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1672,7 +1755,7 @@ func (x *EdgeList) String() string {
 func (*EdgeList) ProtoMessage() {}
 
 func (x *EdgeList) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1685,7 +1768,7 @@ func (x *EdgeList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EdgeList.ProtoReflect.Descriptor instead.
 func (*EdgeList) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EdgeList) GetEdges() []*EdgeAddress {
@@ -1737,7 +1820,7 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x10\n" +
 	"\x03hop\x18\x02 \x01(\tR\x03hop\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x1c\n" +
-	"\tuntouched\x18\x04 \x01(\bR\tuntouched\"\xd9\x02\n" +
+	"\tuntouched\x18\x04 \x01(\bR\tuntouched\"\xed\x02\n" +
 	"\fStreamHeader\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1b\n" +
 	"\ttunnel_id\x18\x02 \x01(\tR\btunnelId\x12\x16\n" +
@@ -1750,10 +1833,11 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\vserver_name\x18\t \x01(\tR\n" +
 	"serverName\x12#\n" +
 	"\rtrace_context\x18\n" +
-	" \x01(\tR\ftraceContext\"S\n" +
+	" \x01(\tR\ftraceContext\x12\x12\n" +
+	"\x04flow\x18\v \x01(\rR\x04flow\"S\n" +
 	"\fStreamAnswer\x12\x12\n" +
 	"\x04alpn\x18\x01 \x01(\tR\x04alpn\x12/\n" +
-	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"\xbb\x04\n" +
+	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"\xf8\x04\n" +
 	"\aControl\x12(\n" +
 	"\x04ping\x18\x01 \x01(\v2\x12.adit.wire.v1.PingH\x00R\x04ping\x12(\n" +
 	"\x04pong\x18\x02 \x01(\v2\x12.adit.wire.v1.PongH\x00R\x04pong\x12+\n" +
@@ -1767,7 +1851,9 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\fflow_unknown\x18\t \x01(\v2\x19.adit.wire.v1.FlowUnknownH\x00R\vflowUnknown\x122\n" +
 	"\bflow_end\x18\n" +
 	" \x01(\v2\x15.adit.wire.v1.FlowEndH\x00R\aflowEnd\x125\n" +
-	"\tedge_list\x18\v \x01(\v2\x16.adit.wire.v1.EdgeListH\x00R\bedgeListB\t\n" +
+	"\tedge_list\x18\v \x01(\v2\x16.adit.wire.v1.EdgeListH\x00R\bedgeList\x12;\n" +
+	"\vflow_stream\x18\f \x01(\v2\x18.adit.wire.v1.FlowStreamH\x00R\n" +
+	"flowStreamB\t\n" +
 	"\amessage\"6\n" +
 	"\x04Ping\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\x12\x18\n" +
@@ -1797,8 +1883,12 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\aFlowAck\x12\x12\n" +
 	"\x04flow\x18\x01 \x01(\rR\x04flow\"!\n" +
 	"\vFlowUnknown\x12\x12\n" +
-	"\x04flow\x18\x01 \x01(\rR\x04flow\"\x1d\n" +
+	"\x04flow\x18\x01 \x01(\rR\x04flow\"N\n" +
 	"\aFlowEnd\x12\x12\n" +
+	"\x04flow\x18\x01 \x01(\rR\x04flow\x12/\n" +
+	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\" \n" +
+	"\n" +
+	"FlowStream\x12\x12\n" +
 	"\x04flow\x18\x01 \x01(\rR\x04flow\";\n" +
 	"\bEdgeList\x12/\n" +
 	"\x05edges\x18\x01 \x03(\v2\x19.adit.wire.v1.EdgeAddressR\x05edges*N\n" +
@@ -1837,7 +1927,7 @@ func file_wire_v1_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_v1_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_wire_v1_wire_proto_goTypes = []any{
 	(Role)(0),             // 0: adit.wire.v1.Role
 	(SessionMode)(0),      // 1: adit.wire.v1.SessionMode
@@ -1863,7 +1953,8 @@ var file_wire_v1_wire_proto_goTypes = []any{
 	(*FlowAck)(nil),       // 21: adit.wire.v1.FlowAck
 	(*FlowUnknown)(nil),   // 22: adit.wire.v1.FlowUnknown
 	(*FlowEnd)(nil),       // 23: adit.wire.v1.FlowEnd
-	(*EdgeList)(nil),      // 24: adit.wire.v1.EdgeList
+	(*FlowStream)(nil),    // 24: adit.wire.v1.FlowStream
+	(*EdgeList)(nil),      // 25: adit.wire.v1.EdgeList
 }
 var file_wire_v1_wire_proto_depIdxs = []int32{
 	5,  // 0: adit.wire.v1.Token.edges:type_name -> adit.wire.v1.EdgeAddress
@@ -1885,14 +1976,16 @@ var file_wire_v1_wire_proto_depIdxs = []int32{
 	21, // 16: adit.wire.v1.Control.flow_ack:type_name -> adit.wire.v1.FlowAck
 	22, // 17: adit.wire.v1.Control.flow_unknown:type_name -> adit.wire.v1.FlowUnknown
 	23, // 18: adit.wire.v1.Control.flow_end:type_name -> adit.wire.v1.FlowEnd
-	24, // 19: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
-	17, // 20: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
-	5,  // 21: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
-	22, // [22:22] is the sub-list for method output_type
-	22, // [22:22] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	25, // 19: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
+	24, // 20: adit.wire.v1.Control.flow_stream:type_name -> adit.wire.v1.FlowStream
+	17, // 21: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
+	9,  // 22: adit.wire.v1.FlowEnd.refusal:type_name -> adit.wire.v1.Refusal
+	5,  // 23: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
+	24, // [24:24] is the sub-list for method output_type
+	24, // [24:24] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_wire_v1_wire_proto_init() }
@@ -1912,6 +2005,7 @@ func file_wire_v1_wire_proto_init() {
 		(*Control_FlowUnknown)(nil),
 		(*Control_FlowEnd)(nil),
 		(*Control_EdgeList)(nil),
+		(*Control_FlowStream)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1919,7 +2013,7 @@ func file_wire_v1_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_v1_wire_proto_rawDesc), len(file_wire_v1_wire_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
