@@ -1,0 +1,52 @@
+# Everything a developer types. `make` alone lists it.
+
+GO       ?= go
+BIN      := $(CURDIR)/bin
+TOOLS    ?= $(or $(ADIT_TOOLS),$(BIN)/tools)
+RUN_JSON := $(BIN)/test.json
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+PKGS     ?= ./...
+# Packages share one machine, and many tests measure time: no more of them at once than half the processors.
+PARALLEL ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) / 2 )); echo $$(( n > 1 ? n : 1 )))
+# The race detector needs a C compiler; without one the same tests run plainly.
+RACE     ?= $(if $(shell command -v $$($(GO) env CC)),-race)
+TESTFLAGS ?= -count=1 -timeout=15m -p $(PARALLEL)
+
+export ADIT_TOOLS := $(TOOLS)
+export ADIT_BIN   := $(BIN)/adit
+
+.PHONY: help demo build test check lint generate generated rows soak tools cross
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: ## run the whole system on loopback
+	$(GO) run ./cmd/adit demo
+
+build: ## build bin/adit
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/adit ./cmd/adit
+
+test: check build ## run every test of the tree; what the machine lacks is skipped by name
+	@test -n "$(RACE)" || echo "test: without the race detector: no C compiler"
+	@PATH="$(TOOLS):$$PATH" GO="$(GO)" test/run $(RUN_JSON) $(RACE) $(TESTFLAGS) $(PKGS)
+
+rows: ## print the rows of known faults with the result of the last make test
+	@$(GO) run ./test/rows -run $(RUN_JSON)
+
+soak: build ## run the long forms of the tests
+	ADIT_TEST_SOAK=1 $(GO) test -count=1 -timeout=4h -p 1 -run '$(or $(RUN),.)' $(PKGS)
+
+check: ## gofmt, vet, and the linters where they are installed
+	@test/check
+
+lint: tools check ## check, with every linter installed first
+
+generate: tools ## regenerate the code of api/
+	cd api && PATH="$(TOOLS):$$PATH" buf generate
+
+cross: ## build for the other platforms
+	GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/adit
+	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/adit
+
+tools: ## build the pinned tools of tools/go.mod into bin/tools
+	@GO="$(GO)" test/tools
