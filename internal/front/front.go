@@ -5,6 +5,7 @@ package front
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/quic-go/quic-go"
+
+	"github.com/adit-dev/adit/internal/limits"
 )
 
 // Config says where to listen and what a stranger may cost.
@@ -76,13 +79,18 @@ type Roles struct {
 	Protocols []Protocol
 	// Certificate for visitors, by hello; also answers acme-tls/1.
 	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
-	// HTTP serves what visitors send over TLS: HTTP/1.1, HTTP/2, HTTP/3.
+	// HTTP serves what visitors send over TLS: HTTP/1.1, HTTP/2, HTTP/3. The context of its
+	// requests, hijacked ones too, ends with cause ErrDrained when the time to drain is over;
+	// handlers have a second then to say goodbye (a WebSocket close frame).
 	HTTP http.Handler
 	// PlainHTTP serves port 80.
 	PlainHTTP http.Handler
 	// Raw takes a TCP connection whose first byte is not a TLS handshake; nil closes it.
 	Raw func(ctx context.Context, c net.Conn)
 }
+
+// ErrDrained is why contexts of visitors end when the time to drain is over.
+var ErrDrained = errors.New("the edge shuts down")
 
 // Front is the set of bound listeners.
 type Front struct{ cfg Config }
@@ -96,9 +104,20 @@ func (f *Front) HTTPSAddr() netip.AddrPort { panic("unbuilt") }
 // HTTPAddr is the bound plain HTTP address; zero when off.
 func (f *Front) HTTPAddr() netip.AddrPort { panic("unbuilt") }
 
+// Conns are the caps on visitor connections, for other listeners to share.
+func (f *Front) Conns() *limits.Conns { panic("unbuilt") }
+
 // Serve dispatches until Shutdown or ctx ends.
 func (f *Front) Serve(ctx context.Context, r Roles) error { panic("unbuilt") }
 
 // Shutdown stops accepting, sends GOAWAY and Connection: close, and waits until ctx ends for
-// running connections (hijacked and passthrough ones too), then closes them.
+// running visitor connections (hijacked and passthrough ones too), then closes them. QUIC
+// sessions of agents go on until Close.
 func (f *Front) Shutdown(ctx context.Context) error { panic("unbuilt") }
+
+// Close closes everything at once, the UDP socket and QUIC sessions on it included.
+func (f *Front) Close() error { panic("unbuilt") }
+
+// HandOver tells the front that the connection of a request belongs to a session from now on: it
+// is no visitor's, is not counted and not waited for. Call it before hijacking.
+func HandOver(ctx context.Context) {}

@@ -1,0 +1,113 @@
+package edge
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/front"
+	"github.com/adit-dev/adit/internal/identity"
+	"github.com/adit-dev/adit/internal/limits"
+)
+
+// Config is what an edge needs to know. Listeners on 443 and 80 are bound before it is made, so
+// that Address holds real ports.
+type Config struct {
+	// Key is the edge's identity (<data-dir>/edge.key).
+	Key *identity.NodeKey
+	// Feed brings what the hub says.
+	Feed Feed
+	// Address is where agents dial this edge, and only this edge; reported to the hub.
+	Address *wirev1.EdgeAddress
+	// HubHost is the hub's name; <id>.edge.<hub-host> is this edge's.
+	HubHost string
+	// OwnNames are further names of this process (the hub host where the hub runs here, host
+	// names of Address); they win over tunnels.
+	OwnNames []string
+	// OwnHTTP serves requests for own names, except sessions; nil answers no_route.
+	OwnHTTP http.Handler
+	// Certificate is asked when the feed has no certificate for a name that is served, and for
+	// acme-tls/1; nil = none. It returns nil, nil for "none".
+	Certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	// Challenge answers ACME HTTP-01 on port 80 and reports whether it did; nil = none.
+	Challenge func(http.ResponseWriter, *http.Request) bool
+	// HTTPSPort is where port 80 redirects to; 0 = 443.
+	HTTPSPort uint16
+	// ListenHost is the address that raw ports are bound on; empty = all.
+	ListenHost string
+	// Conns are the caps on visitor connections that front and raw ports share.
+	Conns *limits.Conns
+	// MaxConnsPerTunnel caps visitor connections of one tunnel; 0 = 8192.
+	MaxConnsPerTunnel int
+	// ProxyFrom are peers of raw ports that must send a PROXY header.
+	ProxyFrom []netip.Prefix
+	// TrustedProxies are peers whose X-Forwarded-* is believed.
+	TrustedProxies []netip.Prefix
+	// HalfClosedTimeout (5 min) ends a connection of which one direction has ended, when nothing
+	// moves in the other.
+	HalfClosedTimeout time.Duration
+	// BodyIdleTimeout (60 s), DialTimeout (5 s) and ResponseHeaderTimeout (60 s) bound HTTP.
+	BodyIdleTimeout, DialTimeout, ResponseHeaderTimeout time.Duration
+	// SnapshotPath is the sealed copy of the feed on disk; empty = none (the hub is in this
+	// process). SecretKey (32 bytes) seals it.
+	SnapshotPath string
+	SecretKey    []byte
+	// MaxSnapshotAge stops taking new sessions when the hub was not heard for so long; 0 = never.
+	MaxSnapshotAge time.Duration
+	// Software is the version, for status.
+	Software string
+	// ReportInterval (5 s), ReconnectMin (1 s) and ReconnectMax (60 s) pace the exchange with the
+	// hub; RetryPort (10 s) tries a busy port again.
+	ReportInterval, ReconnectMin, ReconnectMax, RetryPort time.Duration
+	// Now is the clock; nil = time.Now.
+	Now      func() time.Time
+	Log      *slog.Logger
+	Registry prometheus.Registerer
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Key == nil:
+		return errors.New("edge: no identity key")
+	case c.Feed == nil:
+		return errors.New("edge: no feed")
+	case c.SnapshotPath != "" && len(c.SecretKey) != 32:
+		return errors.New("edge: a snapshot on disk needs a secret key of 32 bytes")
+	}
+	return nil
+}
+
+// Edge is the public data plane of one process.
+type Edge struct{ cfg Config }
+
+// New loads the snapshot on disk, if any, and returns an edge that Run makes work. Roles may be
+// used before Run.
+func New(cfg Config) (*Edge, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	return &Edge{cfg: cfg}, nil
+}
+
+// Roles is what the front needs of an edge. A server adds the hub's protocols to it.
+func (e *Edge) Roles() front.Roles { panic("unbuilt") }
+
+// Run follows the feed, binds raw ports and reports until ctx ends; then it closes everything.
+func (e *Edge) Run(ctx context.Context) error { panic("unbuilt") }
+
+// Ready is closed when the edge has a complete view: a snapshot from the hub or from disk.
+func (e *Edge) Ready() <-chan struct{} { panic("unbuilt") }
+
+// Connected reports whether the hub is heard now.
+func (e *Edge) Connected() bool { panic("unbuilt") }
+
+// Drain tells hub and agents that this edge ends, stops taking connections on raw ports and waits
+// for running ones until ctx ends. Visitors on 443 are the front's to drain, after Drain began.
+func (e *Edge) Drain(ctx context.Context) { panic("unbuilt") }
