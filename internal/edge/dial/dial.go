@@ -3,13 +3,26 @@
 package dial
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"time"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/link"
+	"github.com/adit-dev/adit/internal/reason"
 )
+
+// Keep is how much of what was sent is kept for a replay until the agent's answer.
+const Keep = 64 << 10
+
+// answerTimeout bounds the wait for one replica's answer. The agent's own origin dial ends
+// after 5 s, so only a replica that is gone takes longer.
+const answerTimeout = 15 * time.Second
 
 // Replica is the part of *link.Replica that dialling needs.
 type Replica interface {
@@ -42,6 +55,31 @@ type Request struct {
 	Replica string
 }
 
+func (r *Request) header() *wirev1.StreamHeader {
+	h := &wirev1.StreamHeader{
+		TunnelId: r.Tunnel.GetId(), Origin: r.Origin, Kind: r.Tunnel.GetKind(), Class: r.Class,
+		Alpn: r.ALPN, ServerName: r.ServerName, TraceContext: r.TraceContext,
+	}
+	// An address that is not an IP (a visitor on a unix socket) stays empty.
+	if r.Visitor.IsValid() {
+		h.VisitorAddress = r.Visitor.String()
+	}
+	if r.Local.IsValid() {
+		h.EdgeAddress = r.Local.String()
+	}
+	return h
+}
+
+// replayable reports whether what failed with err may be tried on another replica after sent
+// bytes were given to the first.
+func (r *Request) replayable(err *reason.Error, sent int) bool {
+	if err.Untouched || sent == 0 {
+		return true
+	}
+	// A ClientHello alone changes nothing at the origin.
+	return r.Tunnel.GetKind() == wirev1.Kind_KIND_TLS && sent == len(r.First)
+}
+
 // Dialer opens streams.
 type Dialer struct{ src Source }
 
@@ -51,16 +89,126 @@ func New(src Source) *Dialer { return &Dialer{src: src} }
 // Conn is a stream with what was agreed about it.
 type Conn struct {
 	link.Stream
-	// ReplicaID is the replica that serves it; ALPN what its https origin chose.
+	// ReplicaID is the replica that serves it (after Start: the first that took it); ALPN what
+	// its https origin chose (after Dial only).
 	ReplicaID string
 	ALPN      string
 }
 
+// Replica is the id of the replica that carries the stream now: after Start a replay may have
+// moved it.
+func (c *Conn) Replica() string {
+	if p, ok := c.Stream.(*pending); ok {
+		return p.replicaID()
+	}
+	return c.ReplicaID
+}
+
+// Order returns the replicas that serve a tunnel, the least loaded first and equals in random
+// order. A nil load means active streams.
+func (d *Dialer) Order(tunnelID string, load func(Replica) int64) []Replica {
+	if load == nil {
+		load = Replica.Active
+	}
+	type loaded struct {
+		Replica
+		load int64
+	}
+	rs := d.src.Replicas(tunnelID)
+	ls := make([]loaded, len(rs))
+	for i, r := range rs {
+		ls[i] = loaded{r, load(r)}
+	}
+	rand.Shuffle(len(ls), func(i, j int) { ls[i], ls[j] = ls[j], ls[i] })
+	slices.SortStableFunc(ls, func(a, b loaded) int { return cmp.Compare(a.load, b.load) })
+	out := make([]Replica, len(ls))
+	for i, l := range ls {
+		out[i] = l.Replica
+	}
+	return out
+}
+
+// NoAgent is the refusal when no replica serves a tunnel.
+func NoAgent(t *hubv1.Tunnel) *reason.Error {
+	return reason.New(reason.NoAgent, reason.HopEdge,
+		"no agent serves %s now; start it, or see its log for why it cannot connect", name(t)).Safe()
+}
+
+func name(t *hubv1.Tunnel) string {
+	return cmp.Or(t.GetHostname(), t.GetName(), t.GetId())
+}
+
+// candidates are the replicas to try, in order.
+func (d *Dialer) candidates(r *Request) ([]Replica, *reason.Error) {
+	if int(r.Origin) >= len(r.Tunnel.GetOrigins()) {
+		return nil, reason.New(reason.OriginUnresolved, reason.HopEdge,
+			"tunnel %s has no origin number %d; correct its rules", name(r.Tunnel), r.Origin).Safe()
+	}
+	rs := d.Order(r.Tunnel.GetId(), nil)
+	if r.Replica != "" {
+		rs = slices.DeleteFunc(rs, func(x Replica) bool { return x.ID() != r.Replica })
+	}
+	if len(rs) == 0 {
+		return nil, NoAgent(r.Tunnel)
+	}
+	return rs, nil
+}
+
 // Dial opens a stream and waits for the agent's answer, trying other replicas after refusals
 // that left the origin untouched. The error is a *reason.Error (no_agent when there is none).
-func (d *Dialer) Dial(ctx context.Context, r Request) (*Conn, error) { panic("unbuilt") }
+func (d *Dialer) Dial(ctx context.Context, r Request) (*Conn, error) {
+	rs, refusal := d.candidates(&r)
+	if refusal != nil {
+		return nil, refusal
+	}
+	for _, replica := range rs {
+		out, err := replica.Open(ctx, r.header(), r.Tunnel.GetCarrierPolicy(), r.First)
+		if err == nil {
+			var a *wirev1.StreamAnswer
+			if a, err = answer(ctx, out); err == nil {
+				return &Conn{Stream: out, ReplicaID: replica.ID(), ALPN: a.GetAlpn()}, nil
+			}
+			out.Abort()
+		}
+		refusal = failure(ctx, err)
+		if ctx.Err() != nil || !r.replayable(refusal, len(r.First)) {
+			break
+		}
+		if len(r.First) == 0 {
+			refusal.Untouched = true // nothing was sent that could have reached it
+		}
+	}
+	return nil, refusal
+}
 
-// Start opens a stream without waiting: what is written (up to 64 KiB) is kept until the answer
-// and replayed on another replica if the first left the origin untouched; more blocks until the
-// answer. Read reports a final refusal as *reason.Error.
-func (d *Dialer) Start(ctx context.Context, r Request) (*Conn, error) { panic("unbuilt") }
+// answer waits for the agent's answer, at most answerTimeout.
+func answer(ctx context.Context, out link.Outgoing) (*wirev1.StreamAnswer, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, errSilent)
+	defer cancel()
+	a, err := out.Answer(ctx)
+	if err != nil && errors.Is(context.Cause(ctx), errSilent) {
+		return nil, reason.Wrap(errSilent, reason.OriginTimeout, reason.HopAgent, "the agent did not answer within %v", answerTimeout)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if f := a.GetRefusal(); f != nil {
+		return nil, reason.FromRefusal(f)
+	}
+	return a, nil
+}
+
+var errSilent = errors.New("no answer")
+
+// failure is err as a fresh *reason.Error. What carries no reason is the loss of the agent.
+func failure(ctx context.Context, err error) *reason.Error {
+	var e *reason.Error
+	if errors.As(err, &e) {
+		c := *e
+		return &c
+	}
+	if ctx.Err() != nil {
+		return reason.Wrap(err, reason.ClientClosed, reason.HopVisitor, "the visitor went away while the stream was opened")
+	}
+	return reason.Wrap(err, reason.NoAgent, reason.HopAgent, "the connection to the agent was lost while the stream was opened; try again")
+}
