@@ -90,6 +90,9 @@ type DeclaredTunnel struct {
 	Origin        *Origin       `protobuf:"bytes,7,opt,name=origin,proto3" json:"origin,omitempty"`
 	Access        Access_Mode   `protobuf:"varint,8,opt,name=access,proto3,enum=adit.hub.v1.Access_Mode" json:"access,omitempty"`
 	CarrierPolicy CarrierPolicy `protobuf:"varint,9,opt,name=carrier_policy,json=carrierPolicy,proto3,enum=adit.hub.v1.CarrierPolicy" json:"carrier_policy,omitempty"`
+	// Instead of origin: several origins with rules that point at them. Kind http only.
+	Origins       []*Origin `protobuf:"bytes,10,rep,name=origins,proto3" json:"origins,omitempty"`
+	Rules         []*Rule   `protobuf:"bytes,11,rep,name=rules,proto3" json:"rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -185,6 +188,20 @@ func (x *DeclaredTunnel) GetCarrierPolicy() CarrierPolicy {
 		return x.CarrierPolicy
 	}
 	return CarrierPolicy_CARRIER_POLICY_UNSPECIFIED
+}
+
+func (x *DeclaredTunnel) GetOrigins() []*Origin {
+	if x != nil {
+		return x.Origins
+	}
+	return nil
+}
+
+func (x *DeclaredTunnel) GetRules() []*Rule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
 }
 
 type DeclareResponse struct {
@@ -862,7 +879,7 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\x14hub/v1/machine.proto\x12\vadit.hub.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15hub/v1/resource.proto\x1a\x12wire/v1/wire.proto\"c\n" +
 	"\x0eDeclareRequest\x125\n" +
 	"\atunnels\x18\x01 \x03(\v2\x1b.adit.hub.v1.DeclaredTunnelR\atunnels\x12\x1a\n" +
-	"\bsoftware\x18\x02 \x01(\tR\bsoftware\"\xcd\x02\n" +
+	"\bsoftware\x18\x02 \x01(\tR\bsoftware\"\xa5\x03\n" +
 	"\x0eDeclaredTunnel\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12&\n" +
@@ -872,7 +889,10 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\tport_last\x18\x06 \x01(\rR\bportLast\x12+\n" +
 	"\x06origin\x18\a \x01(\v2\x13.adit.hub.v1.OriginR\x06origin\x120\n" +
 	"\x06access\x18\b \x01(\x0e2\x18.adit.hub.v1.Access.ModeR\x06access\x12A\n" +
-	"\x0ecarrier_policy\x18\t \x01(\x0e2\x1a.adit.hub.v1.CarrierPolicyR\rcarrierPolicy\"C\n" +
+	"\x0ecarrier_policy\x18\t \x01(\x0e2\x1a.adit.hub.v1.CarrierPolicyR\rcarrierPolicy\x12-\n" +
+	"\aorigins\x18\n" +
+	" \x03(\v2\x13.adit.hub.v1.OriginR\aorigins\x12'\n" +
+	"\x05rules\x18\v \x03(\v2\x11.adit.hub.v1.RuleR\x05rules\"C\n" +
 	"\x0fDeclareResponse\x120\n" +
 	"\bverdicts\x18\x01 \x03(\v2\x14.adit.hub.v1.VerdictR\bverdicts\"v\n" +
 	"\aVerdict\x12\x10\n" +
@@ -962,9 +982,10 @@ var file_hub_v1_machine_proto_goTypes = []any{
 	(*Origin)(nil),                // 12: adit.hub.v1.Origin
 	(Access_Mode)(0),              // 13: adit.hub.v1.Access.Mode
 	(CarrierPolicy)(0),            // 14: adit.hub.v1.CarrierPolicy
-	(*Resource)(nil),              // 15: adit.hub.v1.Resource
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*v1.EdgeAddress)(nil),        // 17: adit.wire.v1.EdgeAddress
+	(*Rule)(nil),                  // 15: adit.hub.v1.Rule
+	(*Resource)(nil),              // 16: adit.hub.v1.Resource
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*v1.EdgeAddress)(nil),        // 18: adit.wire.v1.EdgeAddress
 }
 var file_hub_v1_machine_proto_depIdxs = []int32{
 	1,  // 0: adit.hub.v1.DeclareRequest.tunnels:type_name -> adit.hub.v1.DeclaredTunnel
@@ -972,26 +993,28 @@ var file_hub_v1_machine_proto_depIdxs = []int32{
 	12, // 2: adit.hub.v1.DeclaredTunnel.origin:type_name -> adit.hub.v1.Origin
 	13, // 3: adit.hub.v1.DeclaredTunnel.access:type_name -> adit.hub.v1.Access.Mode
 	14, // 4: adit.hub.v1.DeclaredTunnel.carrier_policy:type_name -> adit.hub.v1.CarrierPolicy
-	3,  // 5: adit.hub.v1.DeclareResponse.verdicts:type_name -> adit.hub.v1.Verdict
-	15, // 6: adit.hub.v1.WatchResponse.puts:type_name -> adit.hub.v1.Resource
-	16, // 7: adit.hub.v1.ReportRequest.sent_at:type_name -> google.protobuf.Timestamp
-	7,  // 8: adit.hub.v1.ReportRequest.sessions:type_name -> adit.hub.v1.SessionReport
-	8,  // 9: adit.hub.v1.ReportRequest.ports:type_name -> adit.hub.v1.PortReport
-	9,  // 10: adit.hub.v1.ReportRequest.tunnels:type_name -> adit.hub.v1.TunnelReport
-	17, // 11: adit.hub.v1.ReportRequest.edge:type_name -> adit.wire.v1.EdgeAddress
-	16, // 12: adit.hub.v1.SessionReport.since:type_name -> google.protobuf.Timestamp
-	11, // 13: adit.hub.v1.PortReport.kind:type_name -> adit.wire.v1.Kind
-	0,  // 14: adit.hub.v1.MachineService.Declare:input_type -> adit.hub.v1.DeclareRequest
-	4,  // 15: adit.hub.v1.MachineService.Watch:input_type -> adit.hub.v1.WatchRequest
-	6,  // 16: adit.hub.v1.MachineService.Report:input_type -> adit.hub.v1.ReportRequest
-	2,  // 17: adit.hub.v1.MachineService.Declare:output_type -> adit.hub.v1.DeclareResponse
-	5,  // 18: adit.hub.v1.MachineService.Watch:output_type -> adit.hub.v1.WatchResponse
-	10, // 19: adit.hub.v1.MachineService.Report:output_type -> adit.hub.v1.ReportResponse
-	17, // [17:20] is the sub-list for method output_type
-	14, // [14:17] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	12, // 5: adit.hub.v1.DeclaredTunnel.origins:type_name -> adit.hub.v1.Origin
+	15, // 6: adit.hub.v1.DeclaredTunnel.rules:type_name -> adit.hub.v1.Rule
+	3,  // 7: adit.hub.v1.DeclareResponse.verdicts:type_name -> adit.hub.v1.Verdict
+	16, // 8: adit.hub.v1.WatchResponse.puts:type_name -> adit.hub.v1.Resource
+	17, // 9: adit.hub.v1.ReportRequest.sent_at:type_name -> google.protobuf.Timestamp
+	7,  // 10: adit.hub.v1.ReportRequest.sessions:type_name -> adit.hub.v1.SessionReport
+	8,  // 11: adit.hub.v1.ReportRequest.ports:type_name -> adit.hub.v1.PortReport
+	9,  // 12: adit.hub.v1.ReportRequest.tunnels:type_name -> adit.hub.v1.TunnelReport
+	18, // 13: adit.hub.v1.ReportRequest.edge:type_name -> adit.wire.v1.EdgeAddress
+	17, // 14: adit.hub.v1.SessionReport.since:type_name -> google.protobuf.Timestamp
+	11, // 15: adit.hub.v1.PortReport.kind:type_name -> adit.wire.v1.Kind
+	0,  // 16: adit.hub.v1.MachineService.Declare:input_type -> adit.hub.v1.DeclareRequest
+	4,  // 17: adit.hub.v1.MachineService.Watch:input_type -> adit.hub.v1.WatchRequest
+	6,  // 18: adit.hub.v1.MachineService.Report:input_type -> adit.hub.v1.ReportRequest
+	2,  // 19: adit.hub.v1.MachineService.Declare:output_type -> adit.hub.v1.DeclareResponse
+	5,  // 20: adit.hub.v1.MachineService.Watch:output_type -> adit.hub.v1.WatchResponse
+	10, // 21: adit.hub.v1.MachineService.Report:output_type -> adit.hub.v1.ReportResponse
+	19, // [19:22] is the sub-list for method output_type
+	16, // [16:19] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_machine_proto_init() }

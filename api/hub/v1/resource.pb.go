@@ -1223,8 +1223,10 @@ type Credential struct {
 	ExpiresSessions bool                   `protobuf:"varint,8,opt,name=expires_sessions,json=expiresSessions,proto3" json:"expires_sessions,omitempty"`
 	MaxReplicas     uint32                 `protobuf:"varint,9,opt,name=max_replicas,json=maxReplicas,proto3" json:"max_replicas,omitempty"`
 	// Source networks, CIDR; empty = any.
-	From          []string `protobuf:"bytes,10,rep,name=from,proto3" json:"from,omitempty"`
-	Grant         *Grant   `protobuf:"bytes,11,opt,name=grant,proto3" json:"grant,omitempty"`
+	From  []string `protobuf:"bytes,10,rep,name=from,proto3" json:"from,omitempty"`
+	Grant *Grant   `protobuf:"bytes,11,opt,name=grant,proto3" json:"grant,omitempty"`
+	// "invite", "agent" or "edge"; edges only hear of the first two.
+	Kind          string `protobuf:"bytes,12,opt,name=kind,proto3" json:"kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1334,6 +1336,13 @@ func (x *Credential) GetGrant() *Grant {
 		return x.Grant
 	}
 	return nil
+}
+
+func (x *Credential) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
 }
 
 // Grant is what a token may claim.
@@ -1501,8 +1510,8 @@ func (x *Edge) GetDraining() bool {
 	return false
 }
 
-// Certificate for names that the edge serves. The key is sealed with the edge's key, or
-// plain PEM towards an edge in the hub's own process (never on disk in clear).
+// Certificate for names that the edge serves. The key travels as PEM over the proven connection
+// only; hub and edge seal it at rest.
 type Certificate struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Name     string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1812,7 +1821,7 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eMODE_PROTECTED\x10\x01\x12\x0f\n" +
-	"\vMODE_PUBLIC\x10\x02\"\x82\x03\n" +
+	"\vMODE_PUBLIC\x10\x02\"\x96\x03\n" +
 	"\n" +
 	"Credential\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x16\n" +
@@ -1827,7 +1836,8 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\fmax_replicas\x18\t \x01(\rR\vmaxReplicas\x12\x12\n" +
 	"\x04from\x18\n" +
 	" \x03(\tR\x04from\x12(\n" +
-	"\x05grant\x18\v \x01(\v2\x12.adit.hub.v1.GrantR\x05grant\"\x8f\x01\n" +
+	"\x05grant\x18\v \x01(\v2\x12.adit.hub.v1.GrantR\x05grant\x12\x12\n" +
+	"\x04kind\x18\f \x01(\tR\x04kind\"\x8f\x01\n" +
 	"\x05Grant\x12\x1c\n" +
 	"\thostnames\x18\x01 \x03(\tR\thostnames\x123\n" +
 	"\ttcp_ports\x18\x02 \x03(\v2\x16.adit.hub.v1.PortRangeR\btcpPorts\x123\n" +
