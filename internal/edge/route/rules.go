@@ -1,26 +1,209 @@
 package route
 
 import (
+	"cmp"
+	"math/rand/v2"
 	"net/http"
+	"net/url"
+	"slices"
+	"strings"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	"github.com/adit-dev/adit/internal/reason"
 )
 
 // Rules are a tunnel's rules, compiled once when the tunnel enters the table.
 type Rules struct {
 	tunnel *hubv1.Tunnel
-	rules  []*Rule
+	rules  []*Rule // in the order in which they are tried
+}
+
+// Rule is one compiled rule.
+type Rule struct {
+	match   *hubv1.Match
+	prefix  string // match.PathPrefix without the slash at its end
+	origins []weighted
+	total   uint64 // of the weights
+	filters []*hubv1.Filter
+	problem *reason.Error
+}
+
+type weighted struct {
+	origin  uint32
+	weight  uint64
+	problem *reason.Error
 }
 
 // Compile never fails: a rule that cannot work answers 500 when it is matched, so that one bad
 // rule does not affect its neighbours.
-func Compile(t *hubv1.Tunnel) *Rules { panic("unbuilt") }
+func Compile(t *hubv1.Tunnel) *Rules {
+	rs := &Rules{tunnel: t}
+	for i, r := range t.GetRules() {
+		rs.rules = append(rs.rules, compile(t, i, r))
+	}
+	slices.SortStableFunc(rs.rules, precedence)
+	return rs
+}
+
+func compile(t *hubv1.Tunnel, i int, r *hubv1.Rule) *Rule {
+	c := &Rule{match: r.GetMatch(), filters: r.GetFilters()}
+	c.prefix = strings.TrimRight(c.match.GetPathPrefix(), "/")
+	for _, f := range c.filters {
+		if f.GetMirror() != nil || f.GetFilter() == nil {
+			c.problem = reason.New(reason.Internal, reason.HopEdge,
+				"rule %d of the tunnel has a filter that this edge does not know; remove the filter or update the edge", i)
+		}
+	}
+	for _, o := range r.GetOrigins() {
+		if o.GetWeight() == 0 {
+			continue
+		}
+		w := weighted{origin: o.GetOrigin(), weight: uint64(o.GetWeight())}
+		w.problem = originProblem(t, i, o.GetOrigin())
+		c.origins = append(c.origins, w)
+		c.total += w.weight
+	}
+	if c.total == 0 && c.problem == nil && c.Redirect() == nil {
+		c.problem = reason.New(reason.OriginUnresolved, reason.HopEdge,
+			"rule %d of the tunnel has no origin with a weight; give it one", i).Safe()
+	}
+	return c
+}
+
+// originProblem says why a rule's origin cannot be used, nil if it can.
+func originProblem(t *hubv1.Tunnel, rule int, origin uint32) *reason.Error {
+	if int(origin) >= len(t.GetOrigins()) {
+		return reason.New(reason.OriginUnresolved, reason.HopEdge,
+			"rule %d of the tunnel names origin %d, which does not exist; correct the rule", rule, origin).Safe()
+	}
+	raw := t.GetOrigins()[origin].GetUrl()
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || !slices.Contains([]string{"http", "https", "h2c"}, u.Scheme) {
+		return reason.New(reason.OriginUnresolved, reason.HopEdge,
+			"origin %d of the tunnel, %q, is no http://, https:// or h2c:// address; correct it", origin, raw).Safe()
+	}
+	return nil
+}
+
+// precedence orders rules as the Gateway API does: exact path, longest prefix, method, number of
+// headers, number of query parameters; the order given decides between equals.
+func precedence(a, b *Rule) int {
+	return cmp.Or(
+		cmp.Compare(flag(b.match.GetPathExact()), flag(a.match.GetPathExact())),
+		cmp.Compare(len(b.prefix), len(a.prefix)),
+		cmp.Compare(flag(b.match.GetMethod()), flag(a.match.GetMethod())),
+		cmp.Compare(len(b.match.GetHeaders()), len(a.match.GetHeaders())),
+		cmp.Compare(len(b.match.GetQuery()), len(a.match.GetQuery())),
+	)
+}
+
+func flag(s string) int {
+	if s != "" {
+		return 1
+	}
+	return 0
+}
 
 // Tunnel is what the rules were compiled from.
 func (rs *Rules) Tunnel() *hubv1.Tunnel { return rs.tunnel }
 
-// Rule is one compiled rule.
-type Rule struct{}
+// Match returns the rule for a request. The refusal is no_route when none matches, bad_request
+// when the readings of the path lead to different rules.
+func (rs *Rules) Match(r *http.Request, p Path) (*Rule, *reason.Error) {
+	var query url.Values
+	var found *Rule
+	for i, reading := range p.Readings {
+		rule := rs.first(r, reading, &query)
+		if i > 0 && rule != found {
+			return nil, reason.New(reason.BadRequest, reason.HopEdge,
+				"the path is ambiguous: it has doubled or encoded slashes, backslashes or parameters, and readings of it that are served differently")
+		}
+		found = rule
+	}
+	if found == nil {
+		return nil, reason.New(reason.NoRoute, reason.HopEdge, "no rule of this tunnel matches the request")
+	}
+	return found, nil
+}
 
-// Match returns the rule for a request whose canonical path is path, nil if none matches.
-func (rs *Rules) Match(r *http.Request, path string) *Rule { panic("unbuilt") }
+func (rs *Rules) first(r *http.Request, path string, query *url.Values) *Rule {
+	for _, rule := range rs.rules {
+		if rule.matches(r, path, query) {
+			return rule
+		}
+	}
+	return nil
+}
+
+func (c *Rule) matches(r *http.Request, path string, query *url.Values) bool {
+	m := c.match
+	switch {
+	case m == nil:
+		return true
+	case m.GetPathExact() != "":
+		if path != m.GetPathExact() {
+			return false
+		}
+	case !below(path, c.prefix):
+		return false
+	}
+	if m.GetMethod() != "" && m.GetMethod() != r.Method {
+		return false
+	}
+	for _, h := range m.GetHeaders() {
+		if !hasHeader(r, h.GetName(), h.GetValue()) {
+			return false
+		}
+	}
+	if len(m.GetQuery()) == 0 {
+		return true
+	}
+	if *query == nil {
+		*query = r.URL.Query()
+	}
+	for _, q := range m.GetQuery() {
+		if vs := (*query)[q.GetName()]; len(vs) == 0 || vs[0] != q.GetValue() {
+			return false
+		}
+	}
+	return true
+}
+
+// hasHeader reports whether a header has the value. Host is a header too, though net/http keeps
+// it elsewhere.
+func hasHeader(r *http.Request, name, value string) bool {
+	name = http.CanonicalHeaderKey(name)
+	if name == "Host" {
+		return strings.EqualFold(r.Host, value)
+	}
+	vs := r.Header[name]
+	return slices.Contains(vs, value) || len(vs) > 1 && strings.Join(vs, ",") == value
+}
+
+// Origin chooses one of the rule's origins by weight. intN returns a number in [0, n); nil means
+// a random one.
+func (c *Rule) Origin(intN func(n uint64) uint64) (uint32, *reason.Error) {
+	if c.problem != nil {
+		return 0, c.problem
+	}
+	if intN == nil {
+		intN = rand.Uint64N
+	}
+	if len(c.origins) == 0 {
+		return 0, reason.New(reason.OriginUnresolved, reason.HopEdge, "the rule has no origin").Safe()
+	}
+	w := c.origins[0]
+	if len(c.origins) > 1 {
+		at := intN(c.total)
+		for _, w = range c.origins {
+			if at < w.weight {
+				break
+			}
+			at -= w.weight
+		}
+	}
+	return w.origin, w.problem
+}
+
+// Problem is why the rule cannot serve requests at all, nil if it can.
+func (c *Rule) Problem() *reason.Error { return c.problem }
