@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -29,13 +30,26 @@ func Dial(ctx context.Context, proxy func(target *url.URL) (*url.URL, error), ad
 	}
 	d := &net.Dialer{KeepAlive: 15 * time.Second}
 	if via == nil {
-		return d.DialContext(ctx, "tcp", addr)
+		return d.DialContext(ctx, "tcp", Loopback(addr))
 	}
 	c, err := connect(ctx, d, via, addr)
 	if err != nil {
 		return nil, fmt.Errorf("proxy %s: %w", via.Host, err)
 	}
 	return c, nil
+}
+
+// Loopback replaces a host below .localhost in addr (host:port) by the loopback address: such
+// names need no resolver, and most resolvers do not know them.
+func Loopback(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	if h := strings.TrimSuffix(strings.ToLower(host), "."); h == "localhost" || strings.HasSuffix(h, ".localhost") {
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	return addr
 }
 
 func connect(ctx context.Context, d *net.Dialer, via *url.URL, addr string) (_ net.Conn, err error) {

@@ -114,3 +114,14 @@ func TestDialRefusedByProxy(t *testing.T) {
 		}
 	})
 }
+
+func TestLoopbackNamesNeedNoResolver(t *testing.T) {
+	for in, want := range map[string]string{
+		"hub.localhost:8443": "127.0.0.1:8443", "HUB.LocalHost.:1": "127.0.0.1:1", "localhost:2": "127.0.0.1:2",
+		"hub.example.com:443": "hub.example.com:443", "notlocalhost:1": "notlocalhost:1", "[::1]:5": "[::1]:5", "odd": "odd",
+	} {
+		if got := Loopback(in); got != want {
+			t.Errorf("Loopback(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
