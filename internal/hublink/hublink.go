@@ -6,18 +6,22 @@ package hublink
 import (
 	"context"
 	"crypto/ed25519"
-	"crypto/tls"
-	"log/slog"
 	"net"
 	"net/http"
-	"net/url"
 	"time"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
-	"github.com/adit-dev/adit/internal/identity"
-	"github.com/adit-dev/adit/internal/opening"
 )
+
+// Path is where the WebSocket of the hub link is, on the hub host.
+const Path = "/.adit/hub"
+
+// subprotocol of that WebSocket.
+const subprotocol = "adit-hub.1"
+
+// keepAlive is when a silent connection is pinged, and how long the answer may take.
+const keepAlive = 15 * time.Second
 
 // Caller is who an opening on adit-hub/1 proved to be.
 type Caller struct {
@@ -30,62 +34,40 @@ type Caller struct {
 	Remote     net.Addr
 }
 
+type callerKey struct{}
+
 // CallerFrom returns the proven caller of a machine RPC; ok is false for people's connections.
-func CallerFrom(ctx context.Context) (*Caller, bool) { panic("unbuilt") }
+func CallerFrom(ctx context.Context) (*Caller, bool) {
+	c, ok := ctx.Value(callerKey{}).(*Caller)
+	return c, ok
+}
 
 // WithCaller is for a local edge whose calls do not cross a socket, and for tests.
-func WithCaller(ctx context.Context, c *Caller) context.Context { panic("unbuilt") }
-
-// ClientConfig says how a machine reaches its hub.
-type ClientConfig struct {
-	// URL of the hub from the token or --server-url.
-	URL string
-	// Pins are SHA-256 hashes of acceptable hub keys; never empty.
-	Pins    [][]byte
-	Dialler *opening.Dialler
-	Proxy   func(target *url.URL) (*url.URL, error)
-	Log     *slog.Logger
+func WithCaller(ctx context.Context, c *Caller) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
 }
 
-// NewClient returns an HTTP client whose connections are proven ones; base is the URL to give
-// to Connect clients. Dials tls first, then a WebSocket at /.adit/hub.
-func NewClient(cfg ClientConfig) (client *http.Client, base string, err error) { panic("unbuilt") }
-
-// NewPinnedClient is for the CLI on the server's host: ALPN adit-hub/1, pinned, no opening; the
-// bearer key proves the caller. dialAddr is the bound address from server.json.
-func NewPinnedClient(dialAddr string, pins [][]byte) (client *http.Client, base string) {
-	panic("unbuilt")
+// plainConn hides from net/http that a connection is TLS already, so that it speaks HTTP/2 with
+// prior knowledge over it.
+type plainConn struct {
+	net.Conn
+	remote net.Addr
+	caller *Caller
 }
 
-// ServerConfig is the hub's side.
-type ServerConfig struct {
-	Key *identity.NodeKey
-	// Credential looks up a token id (hex); nil = unknown.
-	Credential func(ctx context.Context, tokenID string) (*hubv1.Credential, error)
-	// Handler serves the API. Machine callers are in the context.
-	Handler http.Handler
-	Now     func() time.Time
-	Log     *slog.Logger
+func (c *plainConn) RemoteAddr() net.Addr {
+	if c.remote != nil {
+		return c.remote
+	}
+	return c.Conn.RemoteAddr()
 }
 
-// Server takes adit-hub/1 connections.
-type Server struct{ cfg ServerConfig }
+func priorKnowledge() *http.Protocols {
+	p := &http.Protocols{}
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
 
-// NewServer returns a server; connections are handed to it by the front.
-func NewServer(cfg ServerConfig) *Server { return &Server{cfg: cfg} }
-
-// TLSConfig is for ALPN adit-hub/1: the hub's identity certificate, client certificate optional.
-func (s *Server) TLSConfig() *tls.Config { panic("unbuilt") }
-
-// ServeTLS takes a connection after its handshake. With a client certificate an opening comes
-// first; without one it is a person's tool and HTTP/2 starts at once.
-func (s *Server) ServeTLS(ctx context.Context, c *tls.Conn) { panic("unbuilt") }
-
-// ServeHTTP takes GET /.adit/hub (WebSocket): the same mutual TLS runs inside.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { panic("unbuilt") }
-
-// CloseToken closes the connections of a revoked token.
-func (s *Server) CloseToken(tokenID string) { panic("unbuilt") }
-
-// Close ends all connections: gracefully until ctx ends.
-func (s *Server) Close(ctx context.Context) error { panic("unbuilt") }
+func http2Config() *http.HTTP2Config {
+	return &http.HTTP2Config{SendPingTimeout: keepAlive, PingTimeout: keepAlive, WriteByteTimeout: 2 * keepAlive}
+}
