@@ -1,0 +1,5 @@
+//go:build !unix
+
+package server
+
+func capConnections(max int) int { return max }
