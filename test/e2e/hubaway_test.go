@@ -109,7 +109,9 @@ func clientOf(t *testing.T, hub, edge *stack.Server) *http.Client {
 	c := hub.Client("h1")
 	tr := c.Transport.(*http.Transport)
 	var d net.Dialer
-	tr.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) { return d.DialContext(ctx, network, edge.HTTPS) }
+	tr.DialContext = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return d.DialContext(ctx, network, edge.HTTPS)
+	}
 	// The edge restarts in these tests; a kept connection would show that, not what is tested.
 	tr.DisableKeepAlives = true
 	return c

@@ -35,10 +35,14 @@ type Server struct {
 type ServerConfig struct {
 	// Roles, e.g. "hub"; empty = all that exist.
 	Roles string
+	// Domain, if set, replaces the test domain; the edge then advertises its address.
+	Domain string
 	// Join is the token of a further edge.
 	Join string
 	// Dir, if set, is an existing data folder.
 	Dir string
+	// HTTPS and HTTP, if set, are the addresses to listen on.
+	HTTPS, HTTP string
 	// Args and Env are added at the end.
 	Args, Env []string
 	// Unstarted makes StartServer return before the server is ready.
@@ -52,8 +56,13 @@ func StartServer(t testing.TB, c ServerConfig) *Server {
 	if s.Dir == "" {
 		s.Dir = t.TempDir()
 	}
-	s.HTTPS = net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))
-	s.HTTP = net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))
+	s.HTTPS, s.HTTP = c.HTTPS, c.HTTP
+	if s.HTTPS == "" {
+		s.HTTPS = net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))
+	}
+	if s.HTTP == "" {
+		s.HTTP = net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))
+	}
 	s.Admin = net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))
 	s.args = []string{"server", "--data-dir", s.Dir, "--listen-https", s.HTTPS, "--listen-http", s.HTTP,
 		"--listen-admin", s.Admin, "--log-format", "json", "--log-level", "debug"}
@@ -64,6 +73,8 @@ func StartServer(t testing.TB, c ServerConfig) *Server {
 		file := filepath.Join(s.Dir, "join.token")
 		writeFile(t, file, c.Join)
 		s.args = append(s.args, "--join-file", file, "--advertise", s.HTTPS)
+	} else if c.Domain != "" {
+		s.args = append(s.args, "--domain", c.Domain, "--advertise", s.HTTPS)
 	} else {
 		s.args = append(s.args, "--domain", Domain)
 	}
