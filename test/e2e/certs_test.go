@@ -59,7 +59,6 @@ func pebble(t *testing.T, https, plain string) (flags []string, roots func() *x5
 	return []string{"--tls", "acme", "--acme-directory", "https://" + acme + "/dir", "--acme-ca-file", cert, "--acme-email", "ops@example.com"}, roots
 }
 
-
 func portOf(addr string) int {
 	var port int
 	fmt.Sscan(addr[strings.LastIndexByte(addr, ':')+1:], &port)
