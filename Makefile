@@ -24,7 +24,7 @@ demo: ## run the whole system on loopback
 	$(GO) run ./cmd/adit demo
 
 build: ## build bin/adit
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN)/adit ./cmd/adit
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X github.com/adit-dev/adit/internal/telemetry.version=$(VERSION)' -o $(BIN)/adit ./cmd/adit
 
 test: check build ## run every test of the tree; what the machine lacks is skipped by name
 	@test -n "$(RACE)" || echo "test: without the race detector: no C compiler"
