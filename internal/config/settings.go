@@ -3,10 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -72,8 +70,8 @@ type Agent struct {
 	Token     string `koanf:"token"`
 	TokenFile string `koanf:"-"`
 	// ConfigFile holds the lists that Services does not; the agent reads it again when it changes.
-	ConfigFile string       `koanf:"-"`
-	Lists      ServiceLists `koanf:"-"`
+	ConfigFile      string        `koanf:"-"`
+	Lists           ServiceLists  `koanf:"-"`
 	ServerURL       string        `koanf:"server-url"`
 	HealthAddr      string        `koanf:"health-addr"`
 	PProf           bool          `koanf:"pprof"`
@@ -290,7 +288,5 @@ func CanBePublic(name string) bool {
 	return true
 }
 
-// stdin is what a secret given as "-" is read from.
-var stdin io.Reader = os.Stdin
-
-func readStdin() ([]byte, error) { return io.ReadAll(io.LimitReader(stdin, 64<<10)) }
+// Secret is the value of a secret setting.
+func (v *Values) Secret(name string) string { return v.text[name] }
