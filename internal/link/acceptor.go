@@ -2,17 +2,22 @@ package link
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
+	"errors"
 	"log/slog"
-	"net/http"
+	"net"
 	"net/netip"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/quic-go/quic-go"
 
-	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/identity"
+	"github.com/adit-dev/adit/internal/opening"
 	"github.com/adit-dev/adit/internal/reason"
 )
 
@@ -35,84 +40,485 @@ type AcceptorConfig struct {
 	Log      *slog.Logger
 	// Registry may be nil.
 	Registry prometheus.Registerer
+
+	timing *timing // tests
 }
 
 // Acceptor takes the sessions and lanes of agents at one edge.
 type Acceptor struct {
-	cfg AcceptorConfig
+	cfg     AcceptorConfig
+	timing  timing
+	log     *slog.Logger
+	metrics *metrics
+	tls     *tls.Config
+	gate    gate
+	wg      sync.WaitGroup // connections being opened, replicas being closed
+
+	mu       sync.Mutex
+	replicas map[replicaKey]*Replica
+	draining bool
+	closed   bool
 }
 
 // NewAcceptor returns an acceptor; connections are handed to it by the front.
-func NewAcceptor(cfg AcceptorConfig) *Acceptor { return &Acceptor{cfg: cfg} }
+func NewAcceptor(cfg AcceptorConfig) *Acceptor {
+	a := &Acceptor{cfg: cfg, timing: defaultTiming(), log: cfg.Log, metrics: edgeMetrics(cfg.Registry), replicas: map[replicaKey]*Replica{}}
+	if cfg.timing != nil {
+		a.timing = *cfg.timing
+	}
+	if a.log == nil {
+		a.log = slog.New(slog.DiscardHandler)
+		a.cfg.Log = a.log
+	}
+	if cfg.Edges == nil {
+		a.cfg.Edges = func() []*wirev1.EdgeAddress { return nil }
+	}
+	if cfg.Serve == nil {
+		a.cfg.Serve = func(*Replica, []string) []*wirev1.TunnelVerdict { return nil }
+	}
+	a.tls = a.newTLSConfig()
+	return a
+}
+
+func (a *Acceptor) newTLSConfig() *tls.Config {
+	c := &tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		Certificates: []tls.Certificate{a.cfg.Key.Certificate()},
+		NextProtos:   []string{opening.ALPNSession},
+		ClientAuth:   tls.RequireAnyClientCert,
+		// Also after resumption. Who may open is decided by the opening's proof.
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			_, err := identity.PeerKey(cs)
+			return err
+		},
+		DynamicRecordSizingDisabled: true, // lanes size their records
+	}
+	// Ticket keys of its own: a visitor's ticket must never resume into a session.
+	var key [32]byte
+	_, _ = rand.Read(key[:])
+	c.SetSessionTicketKeys([][32]byte{key})
+	return c
+}
 
 // TLSConfig is for ALPN adit/1, TCP and QUIC alike: the identity certificate, client
 // certificate required, ticket keys of its own.
-func (a *Acceptor) TLSConfig() *tls.Config { panic("unbuilt") }
+func (a *Acceptor) TLSConfig() *tls.Config { return a.tls }
 
 // ServeTLS takes a TCP connection after its handshake: a session or a lane. It returns when the
 // connection has been handed over or refused.
-func (a *Acceptor) ServeTLS(ctx context.Context, c *tls.Conn) { panic("unbuilt") }
+func (a *Acceptor) ServeTLS(ctx context.Context, c *tls.Conn) {
+	leave, ok := a.enter(addrPort(c.RemoteAddr()))
+	if !ok {
+		_ = c.NetConn().Close()
+		return
+	}
+	defer leave()
+	a.serveTCP(ctx, c, CarrierTLS)
+}
+
+func (a *Acceptor) serveTCP(ctx context.Context, c *tls.Conn, carrier string) {
+	remote := addrPort(c.RemoteAddr())
+	o, err := opening.Read(ctx, c, reason.HopEdge)
+	if err != nil {
+		a.log.Debug("connection without a valid opening", "remote", remote, "error", err)
+		_ = c.Close()
+		return
+	}
+	if o.Lane != nil {
+		if e := a.acceptLane(c, o); e != nil {
+			a.refuse(c, remote, e)
+			_ = c.Close()
+		}
+		return
+	}
+	b := &binding{
+		carrier: carrier, ctl: c, cs: c.ConnectionState(), local: c.LocalAddr(), remote: c.RemoteAddr(),
+		close: func(error) { _ = c.NetConn().Close() },
+	}
+	if _, e := a.acceptSession(o, b); e != nil {
+		a.refuse(c, remote, e)
+		_ = c.Close()
+	}
+}
 
 // ServeQUIC takes a QUIC connection under adit/1 and returns when it ends.
-func (a *Acceptor) ServeQUIC(ctx context.Context, c *quic.Conn) { panic("unbuilt") }
+func (a *Acceptor) ServeQUIC(ctx context.Context, c *quic.Conn) {
+	remote := addrPort(c.RemoteAddr())
+	leave, ok := a.enter(remote)
+	if !ok {
+		_ = c.CloseWithError(quicCodeRefused, string(reason.RateLimited))
+		return
+	}
+	s, err := a.openQUIC(ctx, c, remote)
+	leave()
+	if err != nil {
+		a.log.Debug("QUIC session refused", "remote", remote, "error", err)
+		return
+	}
+	select {
+	case <-s.done:
+	case <-ctx.Done():
+		s.close(ctx.Err())
+		<-s.done
+	}
+}
 
-// ServeHTTP takes GET /.adit/session (WebSocket, subprotocol adit.1): a session or a lane.
-func (a *Acceptor) ServeHTTP(w http.ResponseWriter, r *http.Request) { panic("unbuilt") }
+func (a *Acceptor) openQUIC(ctx context.Context, c *quic.Conn, remote netip.AddrPort) (*session, error) {
+	first, cancel := context.WithTimeout(ctx, opening.Timeout)
+	defer cancel()
+	st, err := c.AcceptStream(first)
+	if err != nil {
+		_ = c.CloseWithError(quicCodeRefused, "no opening")
+		return nil, err
+	}
+	o, err := opening.Read(ctx, st, reason.HopEdge)
+	var e *reason.Error
+	if err != nil {
+		if !errors.As(err, &e) {
+			_ = c.CloseWithError(quicCodeRefused, "no valid opening")
+			return nil, err
+		}
+	} else if o.Lane != nil {
+		e = reason.New(reason.Invalid, reason.HopEdge, "lanes are TCP connections")
+		a.refuse(st, remote, e)
+	} else {
+		b := &binding{
+			carrier: CarrierQUIC, ctl: st, qc: c, cs: c.ConnectionState().TLS, local: c.LocalAddr(), remote: c.RemoteAddr(),
+			close: func(err error) { _ = c.CloseWithError(closeCode(err), closeText(err)) },
+		}
+		s, refusal := a.acceptSession(o, b)
+		if refusal == nil {
+			return s, nil
+		}
+		a.refuse(st, remote, refusal)
+		e = refusal
+	}
+	// The peer closes when it has read the refusal; closing first would overtake it.
+	_ = st.Close()
+	select {
+	case <-c.Context().Done():
+	case <-time.After(a.timing.probe):
+	}
+	_ = c.CloseWithError(quicCodeRefused, string(e.Code))
+	return nil, e
+}
 
-// Recheck asks Admit again for every session's token (after revocations arrived) and closes
-// those no longer admitted.
-func (a *Acceptor) Recheck(admitted func(tokenID string) *reason.Error) { panic("unbuilt") }
+func closeCode(err error) quic.ApplicationErrorCode {
+	if errors.Is(err, errDead) {
+		return quicCodeDead
+	}
+	return quicCodeClosed
+}
+
+func closeText(err error) string {
+	if err == nil {
+		return ""
+	}
+	t := err.Error()
+	return t[:min(len(t), 256)]
+}
+
+func (a *Acceptor) refuse(c opening.Conn, remote netip.AddrPort, e *reason.Error) {
+	a.metrics.refused.WithLabelValues(string(e.Code)).Inc()
+	a.log.Warn("opening refused", "remote", remote, "reason", e.Code, "detail", e.Detail)
+	opening.Refuse(c, e)
+}
+
+// enter counts a connection that has not proven itself.
+func (a *Acceptor) enter(remote netip.AddrPort) (leave func(), ok bool) {
+	a.mu.Lock()
+	if a.closed {
+		a.mu.Unlock()
+		return nil, false
+	}
+	a.wg.Add(1)
+	a.mu.Unlock()
+	release, ok := a.gate.enter(remote.Addr())
+	if !ok {
+		a.metrics.refused.WithLabelValues(string(reason.RateLimited)).Inc()
+		a.log.Warn("connection refused: too many unproven connections", "remote", remote)
+		a.wg.Done()
+		return nil, false
+	}
+	return func() { release(); a.wg.Done() }, true
+}
+
+// binding is a connection between its opening and its session.
+type binding struct {
+	carrier string
+	ctl     interface {
+		controlConn
+		opening.Conn
+	}
+	qc            *quic.Conn
+	cs            tls.ConnectionState
+	local, remote net.Addr
+	target        tcpTarget // where lanes go; agent only
+	close         func(error)
+}
+
+// wrongEdge reports a server name of another edge.
+func (a *Acceptor) wrongEdge(cs tls.ConnectionState) *reason.Error {
+	id, rest, _ := strings.Cut(cs.ServerName, ".")
+	if !strings.HasPrefix(rest, "edge.") || id == a.cfg.Key.ID() {
+		return nil
+	}
+	return reason.New(reason.WrongEdge, reason.HopEdge, "this is edge %s, not %s; each edge's advertised address must reach only that edge", a.cfg.Key.ID(), id)
+}
+
+// acceptSession checks the proof and starts the session.
+func (a *Acceptor) acceptSession(o *wirev1.Opening, b *binding) (*session, *reason.Error) {
+	if e := a.wrongEdge(b.cs); e != nil {
+		return nil, e
+	}
+	if o.Role != wirev1.Role_ROLE_AGENT && o.Role != wirev1.Role_ROLE_OPERATOR {
+		return nil, reason.New(reason.TokenWrongKind, reason.HopEdge, "role %v opens no sessions; agents and operators do", o.Role)
+	}
+	if len(o.ReplicaId) != 16 || len(o.TokenId) != 16 {
+		return nil, reason.New(reason.Invalid, reason.HopEdge, "replica id or token id has a wrong length")
+	}
+	adm := a.cfg.Admit(o, addrPort(b.remote))
+	if e := opening.Verify(o, adm.Credential, a.cfg.Key.Public(), b.cs, reason.HopEdge, time.Now()); e != nil {
+		return nil, e
+	}
+	if adm.Refusal != nil {
+		return nil, adm.Refusal
+	}
+	node, err := identity.PeerKey(b.cs)
+	if err != nil {
+		return nil, reason.Wrap(err, reason.ProofInvalid, reason.HopEdge, "no node key")
+	}
+	a.probeSiblings(o)
+	key := replicaKey{node: string(node), replica: string(o.ReplicaId), token: string(o.TokenId)}
+
+	a.mu.Lock()
+	if a.closed || a.draining {
+		a.mu.Unlock()
+		return nil, reason.New(reason.Draining, reason.HopEdge, "this edge is shutting down; use another one")
+	}
+	r := a.replicas[key]
+	if r == nil {
+		r = newReplica(a, key, o)
+		a.replicas[key] = r
+	}
+	a.mu.Unlock()
+	return a.join(r, o, b)
+}
+
+// join adds a proven session to its replica and starts it.
+func (a *Acceptor) join(r *Replica, o *wirev1.Opening, b *binding) (*session, *reason.Error) {
+	r.events.Lock()
+	defer r.events.Unlock()
+	older := r.pair.all()
+	s := newSession(r.pair, o.Session, b.carrier, b.ctl, b.qc, b.local, b.remote, b.close)
+	a.mu.Lock()
+	if r.gone || !r.pair.add(s) {
+		a.mu.Unlock()
+		return nil, reason.New(reason.Draining, reason.HopEdge, "this replica was closed; reconnect")
+	}
+	r.lastSession = time.Time{}
+	a.mu.Unlock()
+	// The session is known before the agent is, so that its first lane finds it.
+	if err := opening.Accept(b.ctl, o, a.cfg.Edges()); err != nil {
+		r.pair.remove(s)
+		b.close(err)
+		a.noteEnd(r)
+		return nil, reason.Wrap(err, reason.Internal, reason.HopEdge, "answer opening")
+	}
+	a.metrics.session(b.carrier, 1)
+	a.log.Info("session opened", "replica", r.ID(), "host", r.hostName, "session", s.number, "carrier", s.carrier, "remote", addrPort(b.remote), "mode", o.Mode)
+	a.retire(r, s, older, o.Mode)
+	if len(older) == 0 && a.cfg.Joined != nil {
+		a.cfg.Joined(r)
+	}
+	s.start()
+	r.pair.flows.sessionsChanged()
+	r.lanes.retell()
+	return s, nil
+}
+
+// retire deals with the older sessions of a replica as the new one's mode says.
+func (a *Acceptor) retire(r *Replica, s *session, older []*session, mode wirev1.SessionMode) {
+	switch mode {
+	case wirev1.SessionMode_SESSION_MODE_SUPERSEDE:
+		for _, o := range older {
+			if o.number < s.number {
+				o.close(errReplaced)
+			}
+		}
+		r.lanes.dropIdle()
+	case wirev1.SessionMode_SESSION_MODE_UPGRADE:
+		for _, o := range older {
+			if o.number < s.number {
+				o.replaced.Store(true)
+			}
+		}
+	default:
+		r.pair.probe(s)
+	}
+}
+
+// probeSiblings asks the other replicas of a token for a sign of life when one of them arrives.
+func (a *Acceptor) probeSiblings(o *wirev1.Opening) {
+	for _, r := range a.Replicas() {
+		if r.key.token == string(o.TokenId) && r.key.replica != string(o.ReplicaId) {
+			r.Probe()
+		}
+	}
+}
+
+// acceptLane adds a lane to the replica that proved the same node key.
+func (a *Acceptor) acceptLane(c *tls.Conn, o *wirev1.Opening) *reason.Error {
+	cs := c.ConnectionState()
+	if e := a.wrongEdge(cs); e != nil {
+		return e
+	}
+	node, err := identity.PeerKey(cs)
+	if err != nil {
+		return reason.Wrap(err, reason.ProofInvalid, reason.HopEdge, "no node key")
+	}
+	var r *Replica
+	a.mu.Lock()
+	for k, v := range a.replicas {
+		if k.node == string(node) && k.replica == string(o.ReplicaId) && !v.gone {
+			r = v
+		}
+	}
+	a.mu.Unlock()
+	if r == nil {
+		return reason.New(reason.ProofInvalid, reason.HopEdge, "a lane needs a session of the same node key; open one first")
+	}
+	if err := opening.Accept(c, o, nil); err != nil {
+		return reason.Wrap(err, reason.Internal, reason.HopEdge, "answer opening")
+	}
+	if l := newLane(o.Lane.Id, c); !r.lanes.join(l) {
+		l.destroy(false)
+	}
+	return nil
+}
+
+// sessionEnded is called by a session of r as its last act.
+func (a *Acceptor) sessionEnded(r *Replica, s *session) {
+	a.metrics.session(s.carrier, -1)
+	a.log.Info("session ended", "replica", r.ID(), "host", r.hostName, "session", s.number, "carrier", s.carrier, "cause", context.Cause(s.ctx))
+	r.events.Lock()
+	defer r.events.Unlock()
+	if a.noteEnd(r) {
+		r.pair.flows.left()
+		if a.cfg.Left != nil {
+			a.cfg.Left(r)
+		}
+		return
+	}
+	r.lanes.retell()
+}
+
+// noteEnd reports whether r has no session left, and starts the time its lanes may outlive it.
+func (a *Acceptor) noteEnd(r *Replica) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(r.pair.all()) > 0 {
+		return false
+	}
+	r.lastSession = time.Now()
+	return true
+}
+
+// expired removes r if it has had no session for too long; its caller closes it then.
+func (a *Acceptor) expired(r *Replica, now time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r.gone || r.lastSession.IsZero() || now.Sub(r.lastSession) < a.timing.laneGrace {
+		return false
+	}
+	a.dropLocked(r)
+	return true
+}
+
+// dropLocked makes r unknown. The caller holds mu and closes r.
+func (a *Acceptor) dropLocked(r *Replica) {
+	r.gone = true
+	delete(a.replicas, r.key)
+}
+
+// Recheck asks admitted for every token with live replicas (after revocations arrived) and
+// closes the sessions and lanes of those no longer admitted.
+func (a *Acceptor) Recheck(admitted func(tokenID string) *reason.Error) {
+	a.mu.Lock()
+	all := make([]*Replica, 0, len(a.replicas))
+	for _, r := range a.replicas {
+		all = append(all, r)
+	}
+	a.mu.Unlock()
+	for _, r := range all {
+		e := admitted(r.TokenID())
+		if e == nil {
+			continue
+		}
+		a.mu.Lock()
+		again := r.gone
+		a.dropLocked(r)
+		if !again && !a.closed {
+			a.wg.Add(1)
+			go func() {
+				defer a.wg.Done()
+				r.close(e)
+			}()
+		}
+		a.mu.Unlock()
+	}
+}
 
 // Replicas returns all live replicas.
-func (a *Acceptor) Replicas() []*Replica { panic("unbuilt") }
+func (a *Acceptor) Replicas() []*Replica {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]*Replica, 0, len(a.replicas))
+	for _, r := range a.replicas {
+		if r.lastSession.IsZero() {
+			out = append(out, r)
+		}
+	}
+	return out
+}
 
 // BroadcastEdges tells every agent the changed edge list.
-func (a *Acceptor) BroadcastEdges(edges []*wirev1.EdgeAddress) { panic("unbuilt") }
+func (a *Acceptor) BroadcastEdges(edges []*wirev1.EdgeAddress) {
+	m := &wirev1.Control{Message: &wirev1.Control_EdgeList{EdgeList: &wirev1.EdgeList{Edges: edges}}}
+	for _, r := range a.Replicas() {
+		if s := r.pair.current(); s != nil {
+			s.send(m)
+		}
+	}
+}
 
 // Drain announces that this edge ends: agents open their next sessions elsewhere, running
 // streams go on.
-func (a *Acceptor) Drain() { panic("unbuilt") }
-
-// Close ends all sessions and waits for their goroutines.
-func (a *Acceptor) Close() error { panic("unbuilt") }
-
-// Replica is one running agent process as this edge sees it, over all its sessions and lanes.
-type Replica struct{}
-
-// ID is the replica id in hex.
-func (r *Replica) ID() string { panic("unbuilt") }
-
-// TokenID is the token id in hex.
-func (r *Replica) TokenID() string { panic("unbuilt") }
-
-// HostName is what the agent calls its host. Software is its version.
-func (r *Replica) HostName() string { panic("unbuilt") }
-
-// Software is the agent's version.
-func (r *Replica) Software() string { panic("unbuilt") }
-
-// Active is the number of streams and flows open now.
-func (r *Replica) Active() int64 { panic("unbuilt") }
-
-// Available reports whether new streams may be opened: a session that does not drain.
-func (r *Replica) Available() bool { panic("unbuilt") }
-
-// Sessions is the state of its sessions.
-func (r *Replica) Sessions() []SessionInfo { panic("unbuilt") }
-
-// Probe asks the replica's sessions for a sign of life within 3 s and closes those that give
-// none.
-func (r *Replica) Probe() { panic("unbuilt") }
-
-// Open opens a stream for h (StreamId is set here), carried as policy says, and sends first
-// (payload at hand, may be empty) with the header. It does not wait for the answer. An error is
-// a *reason.Error, Untouched when nothing was handed to the kernel.
-func (r *Replica) Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1.CarrierPolicy, first []byte) (Outgoing, error) {
-	panic("unbuilt")
+func (a *Acceptor) Drain() {
+	a.mu.Lock()
+	a.draining = true
+	a.mu.Unlock()
+	m := &wirev1.Control{Message: &wirev1.Control_Drain{Drain: &wirev1.Drain{Reason: string(reason.Draining)}}}
+	for _, r := range a.Replicas() {
+		for _, s := range r.pair.all() {
+			s.send(m)
+		}
+	}
 }
 
-// OpenFlow opens a flow; receive gets the datagrams that come back (one goroutine at a time; b
-// is valid during the call only).
-func (r *Replica) OpenFlow(h *wirev1.StreamHeader, receive func(b []byte)) (Flow, error) {
-	panic("unbuilt")
+// Close ends all sessions and waits for their goroutines.
+func (a *Acceptor) Close() error {
+	a.mu.Lock()
+	a.closed = true
+	var all []*Replica
+	for _, r := range a.replicas {
+		a.dropLocked(r)
+		all = append(all, r)
+	}
+	a.mu.Unlock()
+	for _, r := range all {
+		r.close(errors.New("the edge shuts down"))
+	}
+	a.wg.Wait()
+	return nil
 }

@@ -903,6 +903,7 @@ type Control struct {
 	//	*Control_FlowEnd
 	//	*Control_EdgeList
 	//	*Control_FlowStream
+	//	*Control_LaneLimit
 	Message       isControl_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1053,6 +1054,15 @@ func (x *Control) GetFlowStream() *FlowStream {
 	return nil
 }
 
+func (x *Control) GetLaneLimit() *LaneLimit {
+	if x != nil {
+		if x, ok := x.Message.(*Control_LaneLimit); ok {
+			return x.LaneLimit
+		}
+	}
+	return nil
+}
+
 type isControl_Message interface {
 	isControl_Message()
 }
@@ -1105,6 +1115,10 @@ type Control_FlowStream struct {
 	FlowStream *FlowStream `protobuf:"bytes,12,opt,name=flow_stream,json=flowStream,proto3,oneof"`
 }
 
+type Control_LaneLimit struct {
+	LaneLimit *LaneLimit `protobuf:"bytes,13,opt,name=lane_limit,json=laneLimit,proto3,oneof"`
+}
+
 func (*Control_Ping) isControl_Message() {}
 
 func (*Control_Pong) isControl_Message() {}
@@ -1128,6 +1142,8 @@ func (*Control_FlowEnd) isControl_Message() {}
 func (*Control_EdgeList) isControl_Message() {}
 
 func (*Control_FlowStream) isControl_Message() {}
+
+func (*Control_LaneLimit) isControl_Message() {}
 
 // Ping is padded to at least 64 bytes so that a restarted QUIC peer answers it
 // with a stateless reset.
@@ -1449,9 +1465,11 @@ func (x *Drain) GetReason() string {
 
 // Abort resets (or stops reading) a stream that rides a lane.
 type Abort struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	StreamId      uint64                 `protobuf:"varint,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
-	Code          uint64                 `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	StreamId uint64                 `protobuf:"varint,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	// 0: both directions end at once. 1: the sender reads no more; what it wrote
+	// before its end of stream is still to be read.
+	Code          uint64 `protobuf:"varint,2,opt,name=code,proto3" json:"code,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1545,6 +1563,52 @@ func (x *LaneDemand) GetLanes() uint32 {
 	return 0
 }
 
+// LaneLimit: the agent can hold this many lanes at most; the edge retires idle
+// ones above it and asks for no more.
+type LaneLimit struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lanes         uint32                 `protobuf:"varint,1,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaneLimit) Reset() {
+	*x = LaneLimit{}
+	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaneLimit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaneLimit) ProtoMessage() {}
+
+func (x *LaneLimit) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaneLimit.ProtoReflect.Descriptor instead.
+func (*LaneLimit) Descriptor() ([]byte, []int) {
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *LaneLimit) GetLanes() uint32 {
+	if x != nil {
+		return x.Lanes
+	}
+	return 0
+}
+
 // FlowAck: the agent knows the flow, its datagrams need no header any more.
 type FlowAck struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1555,7 +1619,7 @@ type FlowAck struct {
 
 func (x *FlowAck) Reset() {
 	*x = FlowAck{}
-	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	mi := &file_wire_v1_wire_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1631,7 @@ func (x *FlowAck) String() string {
 func (*FlowAck) ProtoMessage() {}
 
 func (x *FlowAck) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	mi := &file_wire_v1_wire_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1644,7 @@ func (x *FlowAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowAck.ProtoReflect.Descriptor instead.
 func (*FlowAck) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{17}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FlowAck) GetFlow() uint32 {
@@ -1600,7 +1664,7 @@ type FlowUnknown struct {
 
 func (x *FlowUnknown) Reset() {
 	*x = FlowUnknown{}
-	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	mi := &file_wire_v1_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +1676,7 @@ func (x *FlowUnknown) String() string {
 func (*FlowUnknown) ProtoMessage() {}
 
 func (x *FlowUnknown) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	mi := &file_wire_v1_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +1689,7 @@ func (x *FlowUnknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowUnknown.ProtoReflect.Descriptor instead.
 func (*FlowUnknown) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{18}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FlowUnknown) GetFlow() uint32 {
@@ -1647,7 +1711,7 @@ type FlowEnd struct {
 
 func (x *FlowEnd) Reset() {
 	*x = FlowEnd{}
-	mi := &file_wire_v1_wire_proto_msgTypes[19]
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +1723,7 @@ func (x *FlowEnd) String() string {
 func (*FlowEnd) ProtoMessage() {}
 
 func (x *FlowEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[19]
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +1736,7 @@ func (x *FlowEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEnd.ProtoReflect.Descriptor instead.
 func (*FlowEnd) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{19}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FlowEnd) GetFlow() uint32 {
@@ -1699,7 +1763,7 @@ type FlowStream struct {
 
 func (x *FlowStream) Reset() {
 	*x = FlowStream{}
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1775,7 @@ func (x *FlowStream) String() string {
 func (*FlowStream) ProtoMessage() {}
 
 func (x *FlowStream) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1788,7 @@ func (x *FlowStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowStream.ProtoReflect.Descriptor instead.
 func (*FlowStream) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FlowStream) GetFlow() uint32 {
@@ -1743,7 +1807,7 @@ type EdgeList struct {
 
 func (x *EdgeList) Reset() {
 	*x = EdgeList{}
-	mi := &file_wire_v1_wire_proto_msgTypes[21]
+	mi := &file_wire_v1_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +1819,7 @@ func (x *EdgeList) String() string {
 func (*EdgeList) ProtoMessage() {}
 
 func (x *EdgeList) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[21]
+	mi := &file_wire_v1_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +1832,7 @@ func (x *EdgeList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EdgeList.ProtoReflect.Descriptor instead.
 func (*EdgeList) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EdgeList) GetEdges() []*EdgeAddress {
@@ -1837,7 +1901,7 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\x04flow\x18\v \x01(\rR\x04flow\"S\n" +
 	"\fStreamAnswer\x12\x12\n" +
 	"\x04alpn\x18\x01 \x01(\tR\x04alpn\x12/\n" +
-	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"\xf8\x04\n" +
+	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"\xb2\x05\n" +
 	"\aControl\x12(\n" +
 	"\x04ping\x18\x01 \x01(\v2\x12.adit.wire.v1.PingH\x00R\x04ping\x12(\n" +
 	"\x04pong\x18\x02 \x01(\v2\x12.adit.wire.v1.PongH\x00R\x04pong\x12+\n" +
@@ -1853,7 +1917,9 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	" \x01(\v2\x15.adit.wire.v1.FlowEndH\x00R\aflowEnd\x125\n" +
 	"\tedge_list\x18\v \x01(\v2\x16.adit.wire.v1.EdgeListH\x00R\bedgeList\x12;\n" +
 	"\vflow_stream\x18\f \x01(\v2\x18.adit.wire.v1.FlowStreamH\x00R\n" +
-	"flowStreamB\t\n" +
+	"flowStream\x128\n" +
+	"\n" +
+	"lane_limit\x18\r \x01(\v2\x17.adit.wire.v1.LaneLimitH\x00R\tlaneLimitB\t\n" +
 	"\amessage\"6\n" +
 	"\x04Ping\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\x12\x18\n" +
@@ -1879,6 +1945,8 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\x04code\x18\x02 \x01(\x04R\x04code\"\"\n" +
 	"\n" +
 	"LaneDemand\x12\x14\n" +
+	"\x05lanes\x18\x01 \x01(\rR\x05lanes\"!\n" +
+	"\tLaneLimit\x12\x14\n" +
 	"\x05lanes\x18\x01 \x01(\rR\x05lanes\"\x1d\n" +
 	"\aFlowAck\x12\x12\n" +
 	"\x04flow\x18\x01 \x01(\rR\x04flow\"!\n" +
@@ -1927,7 +1995,7 @@ func file_wire_v1_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_v1_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_wire_v1_wire_proto_goTypes = []any{
 	(Role)(0),             // 0: adit.wire.v1.Role
 	(SessionMode)(0),      // 1: adit.wire.v1.SessionMode
@@ -1950,11 +2018,12 @@ var file_wire_v1_wire_proto_goTypes = []any{
 	(*Drain)(nil),         // 18: adit.wire.v1.Drain
 	(*Abort)(nil),         // 19: adit.wire.v1.Abort
 	(*LaneDemand)(nil),    // 20: adit.wire.v1.LaneDemand
-	(*FlowAck)(nil),       // 21: adit.wire.v1.FlowAck
-	(*FlowUnknown)(nil),   // 22: adit.wire.v1.FlowUnknown
-	(*FlowEnd)(nil),       // 23: adit.wire.v1.FlowEnd
-	(*FlowStream)(nil),    // 24: adit.wire.v1.FlowStream
-	(*EdgeList)(nil),      // 25: adit.wire.v1.EdgeList
+	(*LaneLimit)(nil),     // 21: adit.wire.v1.LaneLimit
+	(*FlowAck)(nil),       // 22: adit.wire.v1.FlowAck
+	(*FlowUnknown)(nil),   // 23: adit.wire.v1.FlowUnknown
+	(*FlowEnd)(nil),       // 24: adit.wire.v1.FlowEnd
+	(*FlowStream)(nil),    // 25: adit.wire.v1.FlowStream
+	(*EdgeList)(nil),      // 26: adit.wire.v1.EdgeList
 }
 var file_wire_v1_wire_proto_depIdxs = []int32{
 	5,  // 0: adit.wire.v1.Token.edges:type_name -> adit.wire.v1.EdgeAddress
@@ -1973,19 +2042,20 @@ var file_wire_v1_wire_proto_depIdxs = []int32{
 	18, // 13: adit.wire.v1.Control.drain:type_name -> adit.wire.v1.Drain
 	19, // 14: adit.wire.v1.Control.abort:type_name -> adit.wire.v1.Abort
 	20, // 15: adit.wire.v1.Control.lane_demand:type_name -> adit.wire.v1.LaneDemand
-	21, // 16: adit.wire.v1.Control.flow_ack:type_name -> adit.wire.v1.FlowAck
-	22, // 17: adit.wire.v1.Control.flow_unknown:type_name -> adit.wire.v1.FlowUnknown
-	23, // 18: adit.wire.v1.Control.flow_end:type_name -> adit.wire.v1.FlowEnd
-	25, // 19: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
-	24, // 20: adit.wire.v1.Control.flow_stream:type_name -> adit.wire.v1.FlowStream
-	17, // 21: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
-	9,  // 22: adit.wire.v1.FlowEnd.refusal:type_name -> adit.wire.v1.Refusal
-	5,  // 23: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
-	24, // [24:24] is the sub-list for method output_type
-	24, // [24:24] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	22, // 16: adit.wire.v1.Control.flow_ack:type_name -> adit.wire.v1.FlowAck
+	23, // 17: adit.wire.v1.Control.flow_unknown:type_name -> adit.wire.v1.FlowUnknown
+	24, // 18: adit.wire.v1.Control.flow_end:type_name -> adit.wire.v1.FlowEnd
+	26, // 19: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
+	25, // 20: adit.wire.v1.Control.flow_stream:type_name -> adit.wire.v1.FlowStream
+	21, // 21: adit.wire.v1.Control.lane_limit:type_name -> adit.wire.v1.LaneLimit
+	17, // 22: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
+	9,  // 23: adit.wire.v1.FlowEnd.refusal:type_name -> adit.wire.v1.Refusal
+	5,  // 24: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
+	25, // [25:25] is the sub-list for method output_type
+	25, // [25:25] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_wire_v1_wire_proto_init() }
@@ -2006,6 +2076,7 @@ func file_wire_v1_wire_proto_init() {
 		(*Control_FlowEnd)(nil),
 		(*Control_EdgeList)(nil),
 		(*Control_FlowStream)(nil),
+		(*Control_LaneLimit)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2013,7 +2084,7 @@ func file_wire_v1_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_v1_wire_proto_rawDesc), len(file_wire_v1_wire_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,25 @@
+package link
+
+import "time"
+
+// Timing lets tests shorten intervals.
+type Timing = timing
+
+// Fast has the default intervals shortened for tests.
+func Fast() Timing {
+	t := defaultTiming()
+	t.ping, t.dead, t.probe = 200*time.Millisecond, 900*time.Millisecond, 500*time.Millisecond
+	t.laneWait = 2 * time.Second
+	t.laneShrink, t.laneGrace = 600*time.Millisecond, time.Second
+	t.laneBackoff, t.tick = 50*time.Millisecond, 50*time.Millisecond
+	t.backoffMin, t.backoffMax, t.worked = 20*time.Millisecond, 500*time.Millisecond, 50*time.Millisecond
+	t.headStart, t.nextAddress = 300*time.Millisecond, 50*time.Millisecond
+	t.upgradeMin, t.upgradeMax = 100*time.Millisecond, 500*time.Millisecond
+	return t
+}
+
+// SetTiming replaces the intervals.
+func (c *AcceptorConfig) SetTiming(t Timing) { c.timing = &t }
+
+// SetTiming replaces the intervals.
+func (c *ConnectorConfig) SetTiming(t Timing) { c.timing = &t }

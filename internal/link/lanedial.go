@@ -1,0 +1,275 @@
+package link
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"sync"
+	"syscall"
+	"time"
+
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/internal/wire"
+)
+
+const (
+	// lanesAtOnce is how many lanes are dialled at a time.
+	lanesAtOnce = 16
+	// laneRefusals is after how many answers of a wrong edge lanes are given up beside QUIC.
+	laneRefusals = 3
+)
+
+// laneDialler is the agent's side of the lanes: it holds as many as the edge asks for.
+type laneDialler struct {
+	c    *Connector
+	hard int // configuration and descriptors
+	kick chan struct{}
+	wg   sync.WaitGroup
+
+	mu       sync.Mutex
+	want     int
+	limit    int // hard, or less after failed dials
+	dialling int
+	lanes    map[*lane]bool // true while a stream rides it
+	nextID   uint64
+	pause    time.Duration
+	until    time.Time // no dial before
+	wrong    int       // answers of a wrong edge in a row
+	stopped  bool
+}
+
+func newLaneDialler(c *Connector) *laneDialler {
+	d := &laneDialler{c: c, kick: make(chan struct{}, 1), lanes: map[*lane]bool{}}
+	d.hard = lanesAlone
+	if c.cfg.MaxLanes > 0 {
+		d.hard = c.cfg.MaxLanes
+	}
+	d.hard = min(d.hard, max(1, descriptorLimit()/4))
+	d.limit = d.hard
+	return d
+}
+
+// descriptorLimit is how many files this process may have open.
+func descriptorLimit() int {
+	var r syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r); err != nil {
+		return 1024
+	}
+	return int(min(r.Cur, 1<<20))
+}
+
+func (d *laneDialler) wake() {
+	select {
+	case d.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (d *laneDialler) setWant(n int) {
+	d.mu.Lock()
+	d.want = n
+	d.mu.Unlock()
+	d.wake()
+}
+
+// sendLimit tells the edge how many lanes there can be.
+func (d *laneDialler) sendLimit(s *session) {
+	d.mu.Lock()
+	n := d.limit
+	d.mu.Unlock()
+	if s != nil {
+		s.send(&wirev1.Control{Message: &wirev1.Control_LaneLimit{LaneLimit: &wirev1.LaneLimit{Lanes: uint32(n)}}})
+	}
+}
+
+func (d *laneDialler) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.lanes)
+}
+
+// run dials until ctx ends, then closes all lanes and waits.
+func (d *laneDialler) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		d.mu.Lock()
+		pause := time.Until(d.until)
+		need := min(d.want, d.limit) - len(d.lanes) - d.dialling
+		ready := pause <= 0 && need > 0 && d.dialling < lanesAtOnce
+		s := d.c.pair.current()
+		if ready && s != nil {
+			d.dialling++
+			d.nextID++
+			id := d.nextID
+			d.wg.Add(1)
+			go func() { defer d.wg.Done(); d.dial(ctx, s, id) }()
+		}
+		d.mu.Unlock()
+		if ready && s != nil {
+			continue
+		}
+		var timer <-chan time.Time
+		if need > 0 && pause > 0 {
+			timer = time.After(pause)
+		}
+		select {
+		case <-ctx.Done():
+		case <-d.kick:
+		case <-timer:
+		}
+	}
+	d.mu.Lock()
+	d.stopped = true
+	for l := range d.lanes {
+		l.destroy(false)
+	}
+	d.mu.Unlock()
+	d.wg.Wait()
+}
+
+// dial makes one lane and serves its streams until it ends.
+func (d *laneDialler) dial(ctx context.Context, s *session, id uint64) {
+	l, err := d.open(ctx, s, id)
+	d.mu.Lock()
+	d.dialling--
+	if err != nil {
+		if ctx.Err() == nil {
+			d.failed(s, err)
+		}
+		d.mu.Unlock()
+		d.wake()
+		return
+	}
+	if d.stopped {
+		d.mu.Unlock()
+		l.destroy(false)
+		return
+	}
+	raised := d.limit < d.hard
+	d.limit = min(d.hard, max(1, d.limit)*2)
+	d.pause, d.until, d.wrong = 0, time.Time{}, 0
+	d.lanes[l] = false
+	d.mu.Unlock()
+	d.c.metrics.lanes.Inc()
+	if raised {
+		d.sendLimit(d.c.pair.current())
+	}
+	d.wake()
+	err = d.serve(l)
+	l.destroy(false)
+	d.mu.Lock()
+	delete(d.lanes, l)
+	d.mu.Unlock()
+	d.c.metrics.lanes.Dec()
+	d.wake()
+	if err != nil && ctx.Err() == nil {
+		d.c.log.Debug("lane ended", "lane", l.id, "error", err)
+		if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.ETIMEDOUT) {
+			d.c.pair.probe(nil)
+		}
+	}
+}
+
+// failed lowers the limit and pauses. The caller holds mu.
+func (d *laneDialler) failed(s *session, err error) {
+	d.pause = min(time.Minute, max(d.c.timing.laneBackoff, 2*d.pause))
+	d.until = time.Now().Add(d.pause)
+	d.c.log.Debug("lane not dialled", "error", err, "retry_in", d.pause)
+	limit := max(1, min(d.limit, len(d.lanes)))
+	if reason.Is(err, reason.WrongEdge) || errors.Is(err, errWrongPin) {
+		if d.wrong++; d.wrong >= laneRefusals && s.qc != nil {
+			limit = 0
+			d.c.log.Warn("lanes reach another edge than the session does; streams stay on QUIC. Give each edge an address that reaches only that edge", "error", err)
+			d.pause = 10 * time.Minute
+			d.until = time.Now().Add(d.pause)
+		}
+	}
+	if limit != d.limit {
+		d.limit = limit
+		s.send(&wirev1.Control{Message: &wirev1.Control_LaneLimit{LaneLimit: &wirev1.LaneLimit{Lanes: uint32(limit)}}})
+	}
+}
+
+// open dials one lane the way the session went.
+func (d *laneDialler) open(ctx context.Context, s *session, id uint64) (*lane, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.c.timing.dial)
+	defer cancel()
+	carrier, target := s.carrier, s.target
+	if s.qc != nil {
+		carrier = CarrierTLS
+		targets, err := d.c.tcpTargets([]string{s.remote.String()})
+		if err != nil {
+			return nil, err
+		}
+		target = targets[0]
+	}
+	b, err := d.c.dialTCP(ctx, target, carrier)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { b.close(ctx.Err()) })
+	defer stop()
+	if _, err := d.c.cfg.Dialler.Open(ctx, b.ctl, b.cs, &wirev1.Opening{Lane: &wirev1.Lane{Id: id}}); err != nil {
+		b.close(err)
+		return nil, err
+	}
+	tc, ok := b.ctl.(*tls.Conn)
+	if !ok {
+		b.close(nil)
+		return nil, errors.New("a lane needs TLS")
+	}
+	return newLane(id, tc), nil
+}
+
+// serve serves the streams that come over l, one after the other.
+func (d *laneDialler) serve(l *lane) error {
+	p := d.c.pair
+	for {
+		// While idle this read is the sentinel that notices the end of the lane.
+		if err := l.readHeader(); err != nil {
+			return err
+		}
+		if l.rem == 0 {
+			return errors.New("an empty frame on an idle lane")
+		}
+		free := make(chan bool, 1)
+		st := newLaneStream(p, l, func(_ *lane, clean bool) { free <- clean })
+		_ = st.SetReadDeadline(time.Now().Add(p.timing.dial))
+		h, err := wire.ReadHeader(st)
+		if err != nil {
+			st.kill(ErrLost)
+			return err
+		}
+		_ = st.SetReadDeadline(time.Time{})
+		if !st.register(h.StreamId) {
+			st.kill(ErrLost)
+			return ErrLost
+		}
+		d.busy(l, true)
+		p.goFunc(func() { serveHeader(p, context.Background(), st, h, d.c.cfg.Handler) })
+		clean := <-free
+		d.busy(l, false)
+		if !clean {
+			return nil
+		}
+	}
+}
+
+func (d *laneDialler) busy(l *lane, on bool) {
+	d.mu.Lock()
+	if _, ok := d.lanes[l]; ok {
+		d.lanes[l] = on
+	}
+	d.mu.Unlock()
+}
+
+// dropIdle closes the idle lanes: the path they were dialled on is believed dead.
+func (d *laneDialler) dropIdle() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for l, busy := range d.lanes {
+		if !busy {
+			l.destroy(false)
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package link
+
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics of one half; each field may be nil-safe to use only through newMetrics.
+type metrics struct {
+	sessions   *prometheus.GaugeVec
+	streams    prometheus.Gauge
+	lanes      prometheus.Gauge
+	reconnects prometheus.Counter
+	refused    *prometheus.CounterVec
+	dropped    *prometheus.CounterVec
+	labels     []string // leading label values of sessions
+}
+
+// register returns c, or what is registered under its name already: several connectors of one
+// process share a registry.
+func register[T prometheus.Collector](r prometheus.Registerer, c T) T {
+	if r == nil {
+		return c
+	}
+	if err := r.Register(c); err != nil {
+		var are prometheus.AlreadyRegisteredError
+		if errors.As(err, &are) {
+			if old, ok := are.ExistingCollector.(T); ok {
+				return old
+			}
+		}
+		panic(err)
+	}
+	return c
+}
+
+func edgeMetrics(r prometheus.Registerer) *metrics {
+	return &metrics{
+		dropped: DatagramsDropped(r, "edge"),
+		sessions: register(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "adit_edge_sessions", Help: "Sessions of agents, by carrier and path.",
+		}, []string{"carrier", "path"})),
+		lanes: register(r, prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "adit_edge_lanes", Help: "Lanes of agents, idle and busy.",
+		})),
+		refused: register(r, prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "adit_edge_openings_refused_total", Help: "Openings of sessions and lanes that were refused, by reason.",
+		}, []string{"reason"})),
+	}
+}
+
+func agentMetrics(r prometheus.Registerer, edge string) *metrics {
+	return &metrics{
+		dropped: DatagramsDropped(r, "agent"),
+		sessions: register(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "adit_agent_sessions", Help: "Sessions with edges, by edge, carrier and path.",
+		}, []string{"edge", "carrier", "path"})),
+		lanes: register(r, prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "adit_agent_lanes", Help: "Lanes to edges, idle and busy.",
+		})),
+		reconnects: register(r, prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "adit_agent_session_reconnects_total", Help: "Sessions opened after one was lost.",
+		})),
+		labels: []string{edge},
+	}
+}
+
+func (m *metrics) session(carrier string, delta float64) {
+	m.sessions.WithLabelValues(append(append([]string{}, m.labels...), carrier, "direct")...).Add(delta)
+}

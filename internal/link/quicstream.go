@@ -1,0 +1,105 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/quic-go/quic-go"
+)
+
+// rawStream is a stream below its header: a QUIC stream or one use of a lane.
+type rawStream interface {
+	Stream
+	// onPeerAbort calls f (once, in a goroutine of its own) when the peer aborted the stream or
+	// the connection was lost, even while nobody reads. stop undoes it.
+	onPeerAbort(f func()) (stop func())
+	// refused ends a stream whose answer was a refusal: both sides are done with it.
+	refused()
+}
+
+// quicStream is a stream of a QUIC session.
+type quicStream struct {
+	qs   *quic.Stream
+	sess *session
+
+	readEnd, writeEnd atomic.Bool // the direction ended cleanly
+	closed            atomic.Bool
+
+	blocked atomic.Int64 // since when a Write is under way, UnixNano; 0 = none
+	written atomic.Int64
+}
+
+func (s *quicStream) Read(p []byte) (int, error) {
+	n, err := s.qs.Read(p)
+	if errors.Is(err, io.EOF) {
+		s.readEnd.Store(true)
+		return n, io.EOF
+	}
+	return n, quicStreamError(err)
+}
+
+func (s *quicStream) Write(p []byte) (int, error) {
+	s.blocked.Store(time.Now().UnixNano())
+	n, err := s.qs.Write(p)
+	s.blocked.Store(0)
+	s.written.Add(int64(n))
+	return n, quicStreamError(err)
+}
+
+func (s *quicStream) CloseWrite() error {
+	if s.writeEnd.Swap(true) {
+		return nil
+	}
+	return quicStreamError(s.qs.Close())
+}
+
+func (s *quicStream) Abort() {
+	s.qs.CancelRead(quicStreamAborted)
+	s.qs.CancelWrite(quicStreamAborted)
+	s.finish()
+}
+
+// Close ends what has not ended yet; bytes before a CloseWrite still arrive.
+func (s *quicStream) Close() error {
+	if !s.readEnd.Load() {
+		s.qs.CancelRead(quicStreamAborted)
+	}
+	if !s.writeEnd.Load() {
+		s.qs.CancelWrite(quicStreamAborted)
+	}
+	s.finish()
+	return nil
+}
+
+func (s *quicStream) refused() { _ = s.Close() }
+
+func (s *quicStream) finish() {
+	if !s.closed.Swap(true) {
+		s.sess.release(s)
+	}
+}
+
+// peerGone is called after the connection was lost.
+func (s *quicStream) peerGone() { s.finish() }
+
+func (s *quicStream) onPeerAbort(f func()) func() {
+	ctx := s.qs.Context()
+	stop := context.AfterFunc(ctx, func() {
+		// Our own end of the write side ends this context too.
+		if !errors.Is(context.Cause(ctx), quic.ErrStreamClosed) {
+			f()
+		}
+	})
+	stopSession := context.AfterFunc(s.sess.ctx, f)
+	return func() { stop(); stopSession() }
+}
+
+func (s *quicStream) LocalAddr() net.Addr                { return s.sess.local }
+func (s *quicStream) RemoteAddr() net.Addr               { return s.sess.remote }
+func (s *quicStream) SetDeadline(t time.Time) error      { return s.qs.SetDeadline(t) }
+func (s *quicStream) SetReadDeadline(t time.Time) error  { return s.qs.SetReadDeadline(t) }
+func (s *quicStream) SetWriteDeadline(t time.Time) error { return s.qs.SetWriteDeadline(t) }

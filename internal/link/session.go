@@ -1,0 +1,333 @@
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/wire"
+)
+
+const (
+	// controlQueue bounds control frames that wait for the network; more means the peer is stuck.
+	controlQueue = 4096
+	// datagramQueue bounds datagrams that wait for QUIC's own short queue.
+	datagramQueue = 512
+	// pingPadding makes a ping large enough to earn a stateless reset.
+	pingPadding = 64
+)
+
+// controlConn is the control connection of a session: a QUIC stream or a TLS connection.
+type controlConn interface {
+	io.ReadWriteCloser
+	SetWriteDeadline(t time.Time) error
+}
+
+// session is one carrier connection of a pair, with its control frames, liveness, QUIC streams
+// and datagrams.
+type session struct {
+	pair    *pair
+	number  uint64
+	carrier string
+	local   net.Addr
+	remote  net.Addr
+	since   time.Time
+	ctl     controlConn
+	qc      *quic.Conn // nil on TCP carriers
+	target  tcpTarget  // where the agent dials lanes
+	// closeConn ends the connection below, at once.
+	closeConn func(err error)
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed when all goroutines ended
+
+	out   chan *wirev1.Control
+	dgram chan []byte
+
+	heard     atomic.Int64 // time of the last control frame, UnixNano
+	rtt       atomic.Int64
+	streams   atomic.Int64
+	pingSent  atomic.Int64
+	pingNonce atomic.Uint64
+	probing   atomic.Bool
+	replaced  atomic.Bool // a better session took over
+	peerDrain atomic.Bool // the peer announced that it ends
+
+	mu    sync.Mutex
+	live  map[*quicStream]struct{}
+	ended bool
+}
+
+// newSession describes a connection after its opening; qc is nil on TCP carriers.
+func newSession(p *pair, number uint64, carrier string, ctl controlConn, qc *quic.Conn, local, remote net.Addr, closeConn func(error)) *session {
+	s := &session{
+		pair: p, number: number, carrier: carrier, ctl: ctl, qc: qc, local: local, remote: remote,
+		closeConn: closeConn, since: time.Now(), done: make(chan struct{}),
+		out: make(chan *wirev1.Control, controlQueue), live: map[*quicStream]struct{}{},
+	}
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.heard.Store(time.Now().UnixNano())
+	if s.hasDatagrams() {
+		s.dgram = make(chan []byte, datagramQueue)
+	}
+	return s
+}
+
+// start runs the session until it ends; its pair must hold it already.
+func (s *session) start() {
+	var wg sync.WaitGroup
+	run := func(f func() error) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			s.close(f())
+		}()
+	}
+	run(s.readControl)
+	run(s.writeControl)
+	run(s.watch)
+	if s.qc != nil {
+		run(s.acceptStreams)
+		if s.dgram != nil {
+			run(s.readDatagrams)
+			run(s.writeDatagrams)
+		}
+	}
+	s.pair.goFunc(func() {
+		<-s.ctx.Done()
+		s.closeConn(context.Cause(s.ctx))
+		_ = s.ctl.Close()
+		wg.Wait()
+		s.abortStreams()
+		s.pair.remove(s)
+		s.pair.flows.sessionsChanged()
+		close(s.done)
+		s.pair.owner.ended(s)
+	})
+}
+
+// close ends the session with err as its cause; only the first call counts.
+func (s *session) close(err error) {
+	if err == nil {
+		err = io.EOF
+	}
+	s.cancel(err)
+}
+
+// draining reports whether new streams should go elsewhere.
+func (s *session) draining() bool { return s.replaced.Load() || s.peerDrain.Load() }
+
+// send queues a control frame and never blocks: a peer that takes none for so long is dead.
+func (s *session) send(m *wirev1.Control) {
+	select {
+	case s.out <- m:
+	case <-s.ctx.Done():
+	default:
+		s.close(errors.New("the control connection is stuck"))
+	}
+}
+
+func (s *session) readControl() error {
+	for {
+		m := &wirev1.Control{}
+		if err := wire.ReadFrame(s.ctl, m, wire.MaxControl); err != nil {
+			return fmt.Errorf("control connection: %w", err)
+		}
+		s.heard.Store(time.Now().UnixNano())
+		switch f := m.Message.(type) {
+		case *wirev1.Control_Ping:
+			s.send(&wirev1.Control{Message: &wirev1.Control_Pong{Pong: &wirev1.Pong{Nonce: f.Ping.Nonce, Padding: make([]byte, pingPadding)}}})
+		case *wirev1.Control_Pong:
+			if f.Pong.Nonce == s.pingNonce.Load() {
+				s.rtt.Store(time.Now().UnixNano() - s.pingSent.Load())
+			}
+		case *wirev1.Control_Abort:
+			s.pair.aborted(f.Abort)
+		case *wirev1.Control_FlowAck, *wirev1.Control_FlowUnknown, *wirev1.Control_FlowEnd, *wirev1.Control_FlowStream:
+			s.pair.flows.control(s, m)
+		case *wirev1.Control_Drain:
+			s.peerDrain.Store(true)
+			s.pair.owner.control(s, m)
+		default:
+			// Frames of a newer version are ignored, the protocol version says what must be known.
+			s.pair.owner.control(s, m)
+		}
+	}
+}
+
+func (s *session) writeControl() error {
+	var buf []byte
+	for {
+		var m *wirev1.Control
+		select {
+		case m = <-s.out:
+		case <-s.ctx.Done():
+			return nil
+		}
+		buf = buf[:0]
+		for m != nil {
+			b, err := wire.AppendFrame(buf, m, wire.MaxControl)
+			if err != nil {
+				return err
+			}
+			buf, m = b, nil
+			if len(buf) < 16<<10 {
+				select {
+				case m = <-s.out:
+				default:
+				}
+			}
+		}
+		_ = s.ctl.SetWriteDeadline(time.Now().Add(s.pair.timing.dead))
+		if _, err := s.ctl.Write(buf); err != nil {
+			return fmt.Errorf("control connection: %w", err)
+		}
+		if cap(buf) > 64<<10 {
+			buf = nil
+		}
+	}
+}
+
+// ping asks for a sign of life.
+func (s *session) ping() {
+	n := randomUint64()
+	s.pingSent.Store(time.Now().UnixNano())
+	s.pingNonce.Store(n)
+	s.send(&wirev1.Control{Message: &wirev1.Control_Ping{Ping: &wirev1.Ping{Nonce: n, Padding: make([]byte, pingPadding)}}})
+}
+
+// watch sends pings and notices a silent peer.
+func (s *session) watch() error {
+	t := s.pair.timing
+	ticker := time.NewTicker(t.ping)
+	defer ticker.Stop()
+	s.ping()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		if silent := time.Since(time.Unix(0, s.heard.Load())); silent > t.dead-t.ping/2 {
+			return fmt.Errorf("%w: nothing heard for %v", errDead, silent.Round(time.Millisecond))
+		}
+		s.ping()
+	}
+}
+
+var errDead = errors.New("the other side is silent")
+
+// probe closes the session unless something is heard within the probe time.
+func (s *session) probe() {
+	if s.ctx.Err() != nil || !s.probing.CompareAndSwap(false, true) {
+		return
+	}
+	asked := time.Now().UnixNano()
+	s.ping()
+	s.pair.goFunc(func() {
+		defer s.probing.Store(false)
+		if sleep(s.ctx, s.pair.timing.probe) && s.heard.Load() <= asked {
+			s.close(fmt.Errorf("%w: no answer to a probe in %v", errDead, s.pair.timing.probe))
+		}
+	})
+}
+
+func (s *session) acceptStreams() error {
+	for {
+		qs, err := s.qc.AcceptStream(s.ctx)
+		if err != nil {
+			return err
+		}
+		st, err := s.newQUICStream(qs)
+		if err != nil {
+			return err
+		}
+		s.pair.owner.incoming(s, st)
+	}
+}
+
+// openStream opens a QUIC stream without waiting for the peer.
+func (s *session) openStream() (*quicStream, error) {
+	qs, err := s.qc.OpenStream()
+	if err != nil {
+		return nil, err
+	}
+	return s.newQUICStream(qs)
+}
+
+func (s *session) newQUICStream(qs *quic.Stream) (*quicStream, error) {
+	st := &quicStream{qs: qs, sess: s}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		qs.CancelRead(quicStreamAborted)
+		qs.CancelWrite(quicStreamAborted)
+		return nil, net.ErrClosed
+	}
+	s.live[st] = struct{}{}
+	s.streams.Add(1)
+	s.pair.active.Add(1)
+	return st, nil
+}
+
+// release forgets a stream that ended.
+func (s *session) release(st *quicStream) {
+	s.mu.Lock()
+	_, ok := s.live[st]
+	delete(s.live, st)
+	s.mu.Unlock()
+	if !ok {
+		return
+	}
+	s.pair.active.Add(-1)
+	s.streams.Add(-1)
+}
+
+// abortStreams runs after the connection ended.
+func (s *session) abortStreams() {
+	s.mu.Lock()
+	s.ended = true
+	live := make([]*quicStream, 0, len(s.live))
+	for st := range s.live {
+		live = append(live, st)
+	}
+	s.mu.Unlock()
+	for _, st := range live {
+		st.peerGone()
+	}
+}
+
+func (s *session) info() SessionInfo {
+	i := SessionInfo{
+		ID: s.number, Carrier: s.carrier, Path: "direct", Since: s.since,
+		Remote: addrPort(s.remote), Draining: s.draining(),
+		RTT: time.Duration(s.rtt.Load()), Streams: int(s.streams.Load()),
+	}
+	return i
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	if a == nil {
+		return netip.AddrPort{}
+	}
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		return unmap(a.AddrPort())
+	case *net.UDPAddr:
+		return unmap(a.AddrPort())
+	}
+	ap, _ := netip.ParseAddrPort(a.String())
+	return unmap(ap)
+}
+
+func unmap(ap netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()) }

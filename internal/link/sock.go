@@ -1,0 +1,168 @@
+package link
+
+import (
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+const (
+	keepAlive = 15 * time.Second
+	// readAhead is how much one read takes from the kernel at once: several TLS records.
+	readAhead = 64 << 10
+)
+
+var readBuffers = sync.Pool{New: func() any { b := make([]byte, readAhead); return &b }}
+
+// sockConn lies between TLS and TCP. It takes a read buffer only when there is data, and gathers
+// the records of one write into one system call.
+type sockConn struct {
+	*net.TCPConn
+	rc   syscall.RawConn
+	sent atomic.Int64 // bytes the kernel took
+
+	rmu  sync.Mutex
+	rbuf *[]byte
+	r, w int
+
+	wmu  sync.Mutex
+	held bool
+	out  []byte
+}
+
+// WrapTCP prepares an accepted TCP connection for adit/1; it goes below TLS. Connections of
+// another kind are returned as they are.
+func WrapTCP(c net.Conn) net.Conn {
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return c
+	}
+	rc, err := t.SyscallConn()
+	if err != nil {
+		return c
+	}
+	_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive, Count: 3})
+	tuneSocket(rc, 3*keepAlive)
+	return &sockConn{TCPConn: t, rc: rc}
+}
+
+// tcpConn finds the TCP connection below c, nil if there is none.
+func tcpConn(c net.Conn) *net.TCPConn {
+	for range 8 {
+		switch v := c.(type) {
+		case *net.TCPConn:
+			return v
+		case *sockConn:
+			return v.TCPConn
+		case interface{ NetConn() net.Conn }:
+			c = v.NetConn()
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+func (c *sockConn) Read(p []byte) (int, error) {
+	if !canWaitReadable {
+		return c.TCPConn.Read(p)
+	}
+	c.rmu.Lock()
+	defer c.rmu.Unlock()
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if c.r == c.w {
+		if err := c.fill(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, (*c.rbuf)[c.r:c.w])
+	if c.r += n; c.r == c.w {
+		readBuffers.Put(c.rbuf)
+		c.rbuf, c.r, c.w = nil, 0, 0
+	}
+	return n, nil
+}
+
+// fill waits without a buffer and reads with one from the pool.
+func (c *sockConn) fill() error {
+	var n int
+	var rerr error
+	var buf *[]byte
+	err := c.rc.Read(func(fd uintptr) bool {
+		buf = readBuffers.Get().(*[]byte)
+		var again bool
+		if n, again, rerr = readAvailable(fd, *buf); again {
+			readBuffers.Put(buf)
+			return false
+		}
+		return true
+	})
+	switch {
+	case err != nil:
+		return err
+	case rerr != nil:
+		readBuffers.Put(buf)
+		return &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: rerr}
+	case n == 0:
+		readBuffers.Put(buf)
+		return io.EOF
+	}
+	c.rbuf, c.r, c.w = buf, 0, n
+	return nil
+}
+
+func (c *sockConn) Write(p []byte) (int, error) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.held {
+		c.out = append(c.out, p...)
+		return len(p), nil
+	}
+	return c.write(p)
+}
+
+func (c *sockConn) write(p []byte) (int, error) {
+	n, err := c.TCPConn.Write(p)
+	c.sent.Add(int64(n))
+	return n, err
+}
+
+var writeBuffers = sync.Pool{New: func() any { b := make([]byte, 0, maxFrame+8<<10); return &b }}
+
+// hold gathers writes until flush.
+func (c *sockConn) hold() {
+	c.wmu.Lock()
+	c.held = true
+	c.out = (*writeBuffers.Get().(*[]byte))[:0]
+	c.wmu.Unlock()
+}
+
+// flush hands what was gathered to the kernel and goes on gathering.
+func (c *sockConn) flush() error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if len(c.out) == 0 {
+		return nil
+	}
+	_, err := c.write(c.out)
+	c.out = c.out[:0]
+	return err
+}
+
+// release ends gathering; flush came before, unless a write failed.
+func (c *sockConn) release() {
+	c.wmu.Lock()
+	c.held = false
+	if len(c.out) > 0 {
+		_, _ = c.write(c.out)
+	}
+	b := c.out[:0]
+	c.out = nil
+	writeBuffers.Put(&b)
+	c.wmu.Unlock()
+}

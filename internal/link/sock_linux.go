@@ -1,0 +1,43 @@
+package link
+
+import (
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// tuneSocket prepares a TCP socket for lanes: best congestion control the kernel offers, a low
+// retransmission floor, and an end to silence. What the kernel lacks is left as it is.
+func tuneSocket(c syscall.RawConn, userTimeout time.Duration) {
+	_ = c.Control(func(fd uintptr) {
+		_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "bbr")
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, tcpRTOMinUs, 20_000)
+	})
+}
+
+// tcpRTOMinUs is TCP_RTO_MIN_US of Linux 6.15.
+const tcpRTOMinUs = 45
+
+// readAvailable reads what is there into p; again means nothing is.
+func readAvailable(fd uintptr, p []byte) (n int, again bool, err error) {
+	for {
+		n, err = unix.Read(int(fd), p)
+		switch err {
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return 0, true, nil
+		}
+		if n < 0 {
+			n = 0
+		}
+		return n, false, err
+	}
+}
+
+const canWaitReadable = true
+
+var _ syscall.Conn = (*net.TCPConn)(nil)

@@ -1,0 +1,51 @@
+package link
+
+import "time"
+
+// timing holds every interval of the link, so that tests can shorten them.
+type timing struct {
+	// ping is how often a control message is sent; dead is how long nothing may be heard.
+	ping, dead time.Duration
+	// probe is how long a probed session may take to answer.
+	probe time.Duration
+	// laneWait bounds waiting for a lane when there is no QUIC session.
+	laneWait time.Duration
+	// laneShrink is how long demand must be lower before idle lanes are retired.
+	laneShrink time.Duration
+	// laneGrace is how long lanes outlive the last session of their replica.
+	laneGrace time.Duration
+	// laneAge and laneBytes retire a lane.
+	laneAge   time.Duration
+	laneBytes int64
+	// laneBackoff is the first pause after a failed lane dial; it doubles up to a minute.
+	laneBackoff time.Duration
+	// tick is how often a pair looks after its lanes and stalled streams.
+	tick time.Duration
+	// linger bounds reading on after the local end, so that the peer gets what is in flight.
+	linger time.Duration
+	// backoffMin and backoffMax bound the jittered pause between dials.
+	backoffMin, backoffMax time.Duration
+	// worked is how long a session must live to reset the pause.
+	worked time.Duration
+	// headStart is how long a better carrier is tried alone; nextAddress the same for addresses.
+	headStart, nextAddress time.Duration
+	// dial bounds one attempt.
+	dial time.Duration
+	// upgradeMin and upgradeMax bound the pause between looks for a better carrier.
+	upgradeMin, upgradeMax time.Duration
+	// drainMax is how long a replaced session may go on for its last streams.
+	drainMax time.Duration
+}
+
+func defaultTiming() timing {
+	return timing{
+		ping: 15 * time.Second, dead: 45 * time.Second, probe: 3 * time.Second,
+		laneWait: 5 * time.Second, laneShrink: time.Minute, laneGrace: time.Minute,
+		laneAge: 24 * time.Hour, laneBytes: 64 << 30, laneBackoff: time.Second,
+		tick: time.Second, linger: 30 * time.Second,
+		backoffMin: time.Second, backoffMax: time.Minute, worked: 10 * time.Second,
+		headStart: 1500 * time.Millisecond, nextAddress: 250 * time.Millisecond, dial: 10 * time.Second,
+		upgradeMin: 30 * time.Second, upgradeMax: 10 * time.Minute,
+		drainMax: 24 * time.Hour,
+	}
+}
