@@ -37,12 +37,12 @@ func listenAdmin(addr string, isDefault bool, log *slog.Logger) (net.Listener, e
 		return ln, nil
 	}
 	if !isDefault || !errors.Is(err, syscall.EADDRINUSE) {
-		return nil, bindError("listen-admin", "tcp", addr, err)
+		return nil, NewBindError("listen-admin", "tcp", addr, err)
 	}
 	host, _, _ := net.SplitHostPort(addr)
 	ln, err = net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
-		return nil, bindError("listen-admin", "tcp", addr, err)
+		return nil, NewBindError("listen-admin", "tcp", addr, err)
 	}
 	log.Warn("the default admin address is in use; a free port was taken", "busy", addr, "address", ln.Addr().String(), "flag", "--listen-admin")
 	return ln, nil

@@ -35,7 +35,8 @@ func (e *BindError) Error() string {
 
 func (e *BindError) Unwrap() error { return e.Err }
 
-func bindError(flag, network, addr string, err error) error {
+// NewBindError explains why the address of a listen flag cannot be had.
+func NewBindError(flag, network, addr string, err error) error {
 	e := &BindError{Flag: flag, Network: network, Address: addr, Err: err}
 	var op *net.OpError
 	if errors.As(err, &op) && op.Net != "" {

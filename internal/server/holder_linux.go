@@ -9,8 +9,7 @@ import (
 	"strings"
 )
 
-// PortHolder names the program that listens on a port of this machine, or "" if that cannot be
-// told (other users' processes need root).
+// PortHolder names the program that has a port of this machine, "" when nobody has it.
 func PortHolder(network string, port uint16) string {
 	inodes := map[string]bool{}
 	for _, f := range []string{"/proc/net/" + network, "/proc/net/" + network + "6"} {
@@ -32,7 +31,8 @@ func PortHolder(network string, port uint16) string {
 		}
 		return fmt.Sprintf("%s (process %s)", strings.TrimSpace(string(name)), pid)
 	}
-	return ""
+	// Descriptors of other users' processes are not to be seen.
+	return "a program of another user"
 }
 
 // socketInodes adds the inodes of sockets bound to port: listening ones for TCP, all for UDP.

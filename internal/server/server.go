@@ -168,7 +168,7 @@ func frontBindError(c *config.Server, err error) error {
 	if op.Addr != nil && c.ListenHTTP != "" && portOf(op.Addr.String()) == portOf(c.ListenHTTP) && portOf(c.ListenHTTP) != portOf(c.ListenHTTPS) {
 		flag, addr = "listen-http", c.ListenHTTP
 	}
-	return bindError(flag, op.Net, addr, err)
+	return NewBindError(flag, op.Net, addr, err)
 }
 
 func portOf(addr string) string {
