@@ -15,7 +15,7 @@ TESTFLAGS ?= -count=1 -timeout=15m -p $(PARALLEL)
 export ADIT_TOOLS := $(TOOLS)
 export ADIT_BIN   := $(BIN)/adit
 
-.PHONY: help demo build test check lint generate generated rows soak tools cross
+.PHONY: help demo build test check lint generate generated rows soak tools cross docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -43,6 +43,9 @@ lint: tools check ## check, with every linter installed first
 
 generate: tools ## regenerate the code of api/
 	cd api && PATH="$(TOOLS):$$PATH" buf generate
+
+docs: build ## rewrite the parts of docs/reference that come from the code
+	ADIT_WRITE_DOCS=1 $(GO) test -count=1 ./test/docs
 
 cross: ## build for the other platforms
 	GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/adit
