@@ -41,7 +41,7 @@ func tlsError(s *Spec, name string, err error) *reason.Error {
 		authority x509.UnknownAuthorityError
 		host      x509.HostnameError
 		invalid   x509.CertificateInvalidError
-		alert     tls.AlertError
+		op        *net.OpError
 		timeout   net.Error
 	)
 	fail := func(format string, args ...any) *reason.Error {
@@ -62,8 +62,8 @@ func tlsError(s *Spec, name string, err error) *reason.Error {
 		return fail("the certificate of %s is not valid: %v", s, invalid)
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
 		return reason.New(reason.OriginTimeout, reason.HopOrigin, "%s accepted the connection but did not finish the TLS handshake in time; does it speak TLS on this port?", s).Safe()
-	case errors.As(err, &alert):
-		return fail("%s refused the TLS handshake for server name %q: %v", s, name, alert)
+	case errors.As(err, &op) && op.Op == "remote error":
+		return fail("%s refused the TLS handshake for server name %q: %v", s, name, op.Err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
 		return fail("%s closed the connection during the TLS handshake; does it speak TLS on this port?", s)
 	}

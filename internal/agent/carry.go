@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/adit-dev/adit/internal/link"
+	"github.com/adit-dev/adit/internal/origin"
+)
+
+const (
+	// idleBuffer is what a direction holds while it waits for bytes, bulkBuffer what it takes from
+	// the pool while they come in numbers.
+	idleBuffer = 2 << 10
+	bulkBuffer = 64 << 10
+	// resetDelay lets bytes that an origin sent right before its reset arrive: on some carriers an
+	// abort overtakes them.
+	resetDelay = time.Second
+	// lingerTime is how long a visitor may go on sending to an origin that is gone.
+	lingerTime = 5 * time.Second
+)
+
+var bulk = sync.Pool{New: func() any { return new([bulkBuffer]byte) }}
+
+// carry copies both ways between a visitor's stream and its origin until both directions ended.
+// The end of one direction is passed on as such; a reset or a failure ends both as an abort. An
+// origin that answers early and closes is heard to the end: a failed write to it is no abort.
+func carry(ctx context.Context, st link.Stream, c *origin.Conn, m *metrics) {
+	abort := sync.OnceFunc(func() {
+		st.Abort()
+		c.Abort()
+	})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, abort)
+	upDone, deaf := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(upDone)
+		_, rerr, werr := pump(c, st, m.toOrigin)
+		switch {
+		case rerr != nil:
+			abort()
+		case werr != nil:
+			close(deaf)
+			if _, err := io.Copy(io.Discard, st); err != nil {
+				abort()
+			}
+		default:
+			// If the origin is gone already, the other direction finds out.
+			_ = c.CloseWrite()
+		}
+	}()
+	last, rerr, werr := pump(st, c, m.toVisitor)
+	switch {
+	case rerr != nil:
+		if d := resetDelay - time.Since(last); d > 0 {
+			wait(ctx, upDone, d)
+		}
+		abort()
+	case werr != nil || st.CloseWrite() != nil:
+		abort()
+	}
+	select {
+	case <-upDone:
+	case <-deaf:
+		wait(ctx, upDone, lingerTime)
+		abort()
+		<-upDone
+	}
+	if !stop() {
+		// ctx ended: wait for its abort, so that nothing outlives this call.
+		abort()
+	}
+	_ = c.Close()
+	_ = st.Close()
+}
+
+func wait(ctx context.Context, done <-chan struct{}, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-done:
+	case <-t.C:
+	}
+}
+
+// pump copies until the end of src and returns when it last wrote. An idle direction holds a small
+// buffer only: memory follows what flows, not how many connections there are.
+func pump(dst io.Writer, src io.Reader, count prometheus.Counter) (last time.Time, readErr, writeErr error) {
+	small := make([]byte, idleBuffer)
+	buf := small
+	var big *[bulkBuffer]byte
+	release := func() {
+		if big != nil {
+			bulk.Put(big)
+			big = nil
+		}
+	}
+	defer release()
+	for {
+		n, err := src.Read(buf)
+		if n > 0 {
+			if _, werr := dst.Write(buf[:n]); werr != nil {
+				return last, nil, werr
+			}
+			last = time.Now()
+			count.Add(float64(n))
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return last, nil, nil
+		case err != nil:
+			return last, err, nil
+		case big == nil && n == len(small):
+			big = bulk.Get().(*[bulkBuffer]byte)
+			buf = big[:]
+		case big != nil && n <= idleBuffer:
+			release()
+			buf = small
+		}
+	}
+}

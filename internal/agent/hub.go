@@ -1,0 +1,256 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/reason"
+)
+
+const (
+	backoffFirst = time.Second
+	backoffMax   = time.Minute
+	rpcTimeout   = 20 * time.Second
+	// redeclare is how often refused entries are tried again: what stood in the way may be gone.
+	redeclare = time.Minute
+)
+
+// backoff waits with full jitter, longer after each failure in a row.
+type backoff struct {
+	limit time.Duration
+	unit  time.Duration
+}
+
+func (b *backoff) reset() { b.limit = 0 }
+
+func (b *backoff) wait(ctx context.Context) {
+	if b.unit == 0 {
+		b.unit = backoffFirst
+	}
+	b.limit = min(max(2*b.limit, b.unit), 60*b.unit)
+	t := time.NewTimer(rand.N(b.limit)) //nolint:gosec // jitter is no secret
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// hubLoop keeps the link to the hub until ctx ends. Nothing about streams depends on it.
+func (m *member) hubLoop(ctx context.Context) {
+	b := &backoff{unit: m.a.backoffUnit}
+	for ctx.Err() == nil {
+		worked, err := m.hubSession(ctx)
+		if worked {
+			b.reset()
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		m.hubAway(err)
+		b.wait(ctx)
+	}
+	m.hubAway(ctx.Err())
+}
+
+// hubAway notes that the hub is not reached, and logs it when that is news.
+func (m *member) hubAway(err error) {
+	text := hubProblem(err)
+	m.mu.Lock()
+	news := m.hubState.Connected || m.hubState.Problem != text
+	m.hubState.Connected, m.hubState.Problem, m.hubKnows = false, text, false
+	m.mu.Unlock()
+	if news && !errors.Is(err, context.Canceled) {
+		m.log.Warn("no link to the hub; services that edges know go on", "hub", m.hubURL, "problem", text)
+		if e := hubRefusal(err); e != nil {
+			m.a.failed(e)
+		}
+	}
+	m.a.touch()
+}
+
+func hubProblem(err error) string {
+	switch e := (*reason.Error)(nil); {
+	case err == nil:
+		return "the hub ended the connection"
+	case errors.As(err, &e):
+		return e.Error()
+	}
+	return err.Error()
+}
+
+// hubRefusal is the hub's refusal of the token itself, if err is one.
+func hubRefusal(err error) *reason.Error {
+	var e *reason.Error
+	if errors.As(err, &e) && e.Code != reason.HubUnreachable && e.Code != reason.StoreUnavailable {
+		return e
+	}
+	return nil
+}
+
+// hubSession declares, then watches until the connection breaks. worked is true once the hub has
+// answered.
+func (m *member) hubSession(life context.Context) (worked bool, err error) {
+	ctx, cancel := context.WithCancel(life)
+	select {
+	case <-m.declare:
+	default:
+	}
+	refused, err := m.declareNow(ctx)
+	if err != nil {
+		cancel()
+		return false, err
+	}
+	m.mu.Lock()
+	m.hubState.Connected, m.hubState.Problem = true, ""
+	m.mu.Unlock()
+	m.log.Info("linked to the hub", "hub", m.hubURL)
+	m.a.touch()
+	var watcher sync.WaitGroup
+	defer watcher.Wait()
+	defer cancel()
+	broke := make(chan error, 1)
+	watcher.Go(func() { broke <- m.watch(ctx, life) })
+	timer := time.NewTimer(redeclare)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return true, ctx.Err()
+		case err := <-broke:
+			return true, err
+		case <-m.declare:
+		case <-timer.C:
+			if !refused {
+				timer.Reset(redeclare)
+				continue
+			}
+		}
+		if refused, err = m.declareNow(ctx); err != nil {
+			return true, err
+		}
+		timer.Reset(redeclare)
+	}
+}
+
+// declareNow sends the full list and takes the verdicts; refused is true if any entry was.
+func (m *member) declareNow(ctx context.Context) (refused bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, rpcTimeout)
+	defer cancel()
+	t := m.a.handler.table.Load()
+	resp, err := m.hub.Declare(ctx, &hubv1.DeclareRequest{Tunnels: t.declared(), Software: m.a.cfg.Software})
+	if err != nil {
+		return false, err
+	}
+	byKey := map[string]*hubv1.Verdict{}
+	for _, v := range resp.GetVerdicts() {
+		byKey[v.GetKey()] = v
+	}
+	verdicts := map[string]*hubv1.Verdict{}
+	var first *reason.Error
+	counts := map[string]float64{}
+	for _, s := range t.services {
+		key := s.declared.GetKey()
+		v := byKey[key]
+		if v == nil {
+			v = &hubv1.Verdict{Key: key, Code: string(reason.Pending), Detail: "the hub gave no verdict"}
+		}
+		verdicts[s.id] = v
+		counts[v.GetCode()]++
+		if refusedVerdict(v.GetCode()) {
+			refused = true
+			if first == nil {
+				first = reason.New(reason.Code(v.GetCode()), reason.HopHub, "%s (%s): %s", key, s.declared.GetName(), v.GetDetail())
+			}
+		}
+	}
+	m.mu.Lock()
+	old := m.verdicts
+	m.verdicts = verdicts
+	m.mu.Unlock()
+	for _, s := range t.services {
+		m.logVerdict(s, verdicts[s.id], old[s.id])
+	}
+	m.a.m.services.Reset()
+	for code, n := range counts {
+		m.a.m.services.WithLabelValues(code).Set(n)
+	}
+	m.serve()
+	m.a.touch()
+	if first != nil {
+		m.a.failed(first)
+	}
+	return refused, nil
+}
+
+func refusedVerdict(code string) bool {
+	return code != "" && code != string(reason.OK) && code != string(reason.Pending)
+}
+
+// logVerdict says what became of an entry, each time that changes.
+func (m *member) logVerdict(s *service, v, old *hubv1.Verdict) {
+	if old.GetCode() == v.GetCode() && old.GetDetail() == v.GetDetail() && old.GetTunnelId() == v.GetTunnelId() {
+		return
+	}
+	log := m.log.With("entry", s.declared.GetKey(), "service", s.declared.GetName())
+	switch {
+	case refusedVerdict(v.GetCode()):
+		log.Error("service refused", "reason", v.GetCode(), "detail", v.GetDetail())
+	case v.GetCode() == string(reason.Pending):
+		log.Warn("service waits", "detail", v.GetDetail())
+	default:
+		log.Info("service declared", "url", v.GetUrl(), "origin", s.origins[0].String())
+		if v.GetDetail() != "" {
+			log.Warn("service declared with a remark", "detail", v.GetDetail())
+		}
+	}
+}
+
+// watch follows the hub's list of edges until the stream or ctx ends; sessions last for life.
+func (m *member) watch(ctx, life context.Context) error {
+	stream, err := m.hub.Watch(ctx, &hubv1.WatchRequest{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stream.Close() }()
+	edges := map[string]*wirev1.EdgeAddress{}
+	building := map[string]*wirev1.EdgeAddress{}
+	for stream.Receive() {
+		msg := stream.Msg()
+		// A snapshot counts when its last chunk is there: half a list is no list.
+		into := edges
+		if msg.GetSnapshot() {
+			into = building
+		}
+		for _, r := range msg.GetPuts() {
+			if e := r.GetEdge(); e != nil {
+				into[r.Key()] = e.GetAddress()
+			}
+		}
+		for _, key := range msg.GetDeletes() {
+			delete(into, key)
+		}
+		if !msg.GetComplete() {
+			continue
+		}
+		if msg.GetSnapshot() {
+			edges, building = building, map[string]*wirev1.EdgeAddress{}
+		}
+		list := make([]*wirev1.EdgeAddress, 0, len(edges))
+		for _, e := range edges {
+			list = append(list, e)
+		}
+		if len(list) > 0 {
+			m.mu.Lock()
+			m.hubKnows = true
+			m.mu.Unlock()
+		}
+		m.setEdges(life, list, "hub")
+	}
+	return stream.Err()
+}
