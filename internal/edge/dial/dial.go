@@ -51,8 +51,9 @@ type Request struct {
 	TraceContext   string
 	// First is payload at hand (a ClientHello).
 	First []byte
-	// Replica pins the choice to a replica id; empty = any.
-	Replica string
+	// Replica pins the choice to a replica id; empty = any. Prefer tries a replica first, then
+	// the others.
+	Replica, Prefer string
 }
 
 func (r *Request) header() *wirev1.StreamHeader {
@@ -150,6 +151,11 @@ func (d *Dialer) candidates(r *Request) ([]Replica, *reason.Error) {
 	}
 	if len(rs) == 0 {
 		return nil, NoAgent(r.Tunnel)
+	}
+	if i := slices.IndexFunc(rs, func(x Replica) bool { return x.ID() == r.Prefer }); i > 0 {
+		preferred := rs[i]
+		copy(rs[1:], rs[:i])
+		rs[0] = preferred
 	}
 	return rs, nil
 }

@@ -1,0 +1,141 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+
+	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	"github.com/adit-dev/adit/internal/reason"
+)
+
+// forward carries the request to the origin and the answer back.
+func (x *exchange) forward() {
+	r := x.in
+	if protocol := connectProtocol(r); protocol != "" {
+		r = x.bridged(protocol)
+	}
+	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
+		x.body = newRequestBody(x, r.Body)
+	}
+	proxy := httputil.ReverseProxy{
+		Rewrite:        x.rewrite,
+		Transport:      roundTripper{x},
+		FlushInterval:  -1, // every stream is delivered as it is written
+		BufferPool:     &x.p.buffers,
+		ErrorLog:       x.p.errorLog,
+		ModifyResponse: x.answered,
+		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) {
+			x.fail(x.explain(err))
+		},
+	}
+	proxy.ServeHTTP(x.w, r)
+}
+
+func (x *exchange) originConfig() *hubv1.Origin {
+	return x.rules.Tunnel().GetOrigins()[x.origin]
+}
+
+// rewrite makes the request for the origin. Hop-by-hop headers are gone already, so that what
+// is set here stays.
+func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
+	out := pr.Out
+	raw, rewritten := x.rule.Rewrite(x.path)
+	_, query, hasQuery := strings.Cut(x.in.RequestURI, "?")
+	// The host is set when the connection is chosen.
+	out.URL = &url.URL{Scheme: "http", RawQuery: query, ForceQuery: hasQuery}
+	setPath(out.URL, raw)
+	if x.body != nil {
+		out.Body = x.body
+	}
+	out.Trailer = pr.In.Trailer // filled at the end of the body
+	x.setForwarded(out.Header)
+	filtered := x.rule.RequestHeaders(out.Header, identity)
+	out.Host = x.originHost(rewritten, filtered)
+}
+
+// setPath makes u's request target raw, byte for byte.
+func setPath(u *url.URL, raw string) {
+	if !strings.HasPrefix(raw, "//") {
+		u.Opaque = raw
+		return
+	}
+	// An opaque part that starts so would be read as a host. ParsePath has accepted it, so it
+	// unescapes.
+	u.Path, _ = url.PathUnescape(raw)
+	u.RawPath = raw
+}
+
+// originHost is the Host that the origin sees: what a filter says, else what the origin's
+// host_header says, else the visitor's.
+func (x *exchange) originHost(rewritten, filtered string) string {
+	if filtered != "" {
+		return filtered
+	}
+	if rewritten != "" {
+		return rewritten
+	}
+	o := x.originConfig()
+	switch o.GetHostHeader() {
+	case "":
+		return x.in.Host
+	case "origin":
+		if u, err := url.Parse(o.GetUrl()); err == nil {
+			return u.Host
+		}
+		return x.in.Host
+	default:
+		return o.GetHostHeader()
+	}
+}
+
+// answered looks at the origin's answer before the visitor gets it.
+func (x *exchange) answered(res *http.Response) error {
+	if b := x.w.bridge; b != nil {
+		if err := b.check(res); err != nil {
+			return err
+		}
+	}
+	x.rule.ResponseHeaders(res.Header)
+	return nil
+}
+
+// roundTripper lets httputil.ReverseProxy use the pool.
+type roundTripper struct{ x *exchange }
+
+func (rt roundTripper) RoundTrip(out *http.Request) (*http.Response, error) {
+	return rt.x.p.pool.roundTrip(rt.x, out)
+}
+
+// explain is why a request got no answer from the origin.
+func (x *exchange) explain(err error) *reason.Error {
+	var known *reason.Error
+	var timeout interface{ Timeout() bool }
+	broken := x.body.broken()
+	switch {
+	case x.body.timedOut():
+		return reason.Wrap(broken, reason.VisitorTimeout, reason.HopVisitor, "nothing more of the request came for %v", x.p.cfg.BodyIdle)
+	case x.in.Context().Err() != nil:
+		return reason.Wrap(context.Cause(x.in.Context()), reason.ClientClosed, reason.HopVisitor, "the visitor closed before the answer")
+	case broken != nil:
+		var large *http.MaxBytesError
+		if errors.As(broken, &large) {
+			return reason.Wrap(broken, reason.TooLarge, reason.HopVisitor, "the request is larger than %d bytes", large.Limit)
+		}
+		return reason.Wrap(broken, reason.BadRequest, reason.HopVisitor, "the request's body broke off or is malformed")
+	case errors.As(err, &known):
+		return known
+	case x.ride != nil && x.ride.refusal() != nil:
+		return x.ride.refusal()
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return reason.Wrap(err, reason.OriginTimeout, reason.HopOrigin, "the origin did not begin to answer within %v", x.p.cfg.ResponseHeader)
+	case x.ride != nil:
+		e := x.ride.lost()
+		e.Err = err
+		return e
+	}
+	return reason.Wrap(err, reason.Internal, reason.HopEdge, "the request could not be sent")
+}

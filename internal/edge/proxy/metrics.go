@@ -1,0 +1,34 @@
+package proxy
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+type metrics struct {
+	requests *prometheus.CounterVec
+	seconds  prometheus.Histogram
+}
+
+func newMetrics(r prometheus.Registerer) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "adit_edge_http_requests_total", Help: "Visitors' HTTP requests by status; 499 is a visitor that went away.",
+		}, []string{"code"}),
+		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "adit_edge_http_request_seconds", Help: "Duration of visitors' HTTP requests, bodies included.",
+			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
+		}),
+	}
+	if r != nil {
+		r.MustRegister(m.requests, m.seconds)
+	}
+	return m
+}
+
+func (m *metrics) observe(status int, took time.Duration) {
+	m.requests.WithLabelValues(strconv.Itoa(status)).Inc()
+	m.seconds.Observe(took.Seconds())
+}

@@ -1,0 +1,239 @@
+package proxy
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/adit-dev/adit/internal/edge/dial"
+)
+
+const (
+	idleTimeout = 90 * time.Second
+	// maxIdle is per replica and protocol.
+	maxIdle = 128
+	// shunFor is how long a replica that could not reach an origin is nobody's first choice.
+	shunFor = 10 * time.Second
+	// maxAnswerHeader bounds the header of an origin's answer.
+	maxAnswerHeader = 1 << 20
+)
+
+// protocol is what an origin connection speaks.
+type protocol int
+
+const (
+	http1 protocol = iota
+	http2
+	protocols
+)
+
+// pool keeps origin connections: one http.Transport per replica and protocol. The transports
+// know connections by an opaque host name that stands for all that must be equal for two
+// requests to share one (ride.key).
+type pool struct {
+	dialer         *dial.Dialer
+	responseHeader time.Duration
+
+	mu       sync.Mutex
+	replicas map[string]*replica
+	shunned  map[shun]time.Time
+	alpn     map[alpnKey]*alpn
+	slots    map[string]slots
+	pins     map[pin]struct{}
+	// watched are the visitor connections whose end closes origin connections.
+	watched map[uint64]struct{}
+}
+
+type shun struct{ replica, tunnel string }
+
+// replica is what the pool holds of one replica. It goes when nothing uses it any more.
+type replica struct {
+	id         string
+	transports [protocols]*http.Transport
+	conns      map[*conn]struct{}
+	requests   int
+}
+
+func newPool(d *dial.Dialer, responseHeader time.Duration) *pool {
+	return &pool{
+		dialer: d, responseHeader: responseHeader, replicas: map[string]*replica{}, shunned: map[shun]time.Time{},
+		alpn: map[alpnKey]*alpn{}, slots: map[string]slots{}, pins: map[pin]struct{}{}, watched: map[uint64]struct{}{},
+	}
+}
+
+// choose returns the least loaded replica of a tunnel and counts a request on it; nil if there
+// is none. Streams that wait for a request are no load, requests that share a stream are.
+func (p *pool) choose(tunnelID string) *replica {
+	order := p.dialer.Order(tunnelID, func(r dial.Replica) int64 {
+		active := r.Active()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		load := active
+		if known := p.replicas[r.ID()]; known != nil {
+			load = max(0, active-int64(len(known.conns))) + int64(known.requests)
+		}
+		if until, ok := p.shunned[shun{r.ID(), tunnelID}]; ok && time.Now().Before(until) {
+			load += 1 << 32
+		}
+		return load
+	})
+	if len(order) == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.replica(order[0].ID())
+	r.requests++
+	return r
+}
+
+// replica returns the pool's part of a replica. The caller holds mu and adds to it.
+func (p *pool) replica(id string) *replica {
+	r := p.replicas[id]
+	if r == nil {
+		r = &replica{id: id, conns: map[*conn]struct{}{}}
+		p.replicas[id] = r
+	}
+	return r
+}
+
+// tidy forgets a replica that nothing uses. The caller holds mu.
+func (p *pool) tidy(r *replica) {
+	if r.requests == 0 && len(r.conns) == 0 && p.replicas[r.id] == r {
+		delete(p.replicas, r.id)
+	}
+}
+
+func (p *pool) release(r *replica) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.requests--
+	p.tidy(r)
+}
+
+func (p *pool) transport(r *replica, proto protocol) *http.Transport {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if r.transports[proto] == nil {
+		r.transports[proto] = p.newTransport(proto)
+	}
+	return r.transports[proto]
+}
+
+func (p *pool) newTransport(proto protocol) *http.Transport {
+	t := &http.Transport{
+		DialContext:            p.dial,
+		MaxIdleConns:           maxIdle,
+		MaxIdleConnsPerHost:    maxIdle,
+		IdleConnTimeout:        idleTimeout,
+		ResponseHeaderTimeout:  p.responseHeader,
+		ExpectContinueTimeout:  time.Second,
+		MaxResponseHeaderBytes: maxAnswerHeader,
+		DisableCompression:     true, // what the visitor accepts is the visitor's business
+		Protocols:              new(http.Protocols),
+	}
+	if proto == http2 {
+		t.Protocols.SetUnencryptedHTTP2(true)
+		t.MaxConnsPerHost = 1 // a slot is one connection; see slots
+	} else {
+		t.Protocols.SetHTTP1(true)
+	}
+	return t
+}
+
+// dial is for the transports. The ride whose request needs a connection is in ctx; it may end up
+// with another one that has become free, but never with one for something else.
+func (p *pool) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	rd, ok := ctx.Value(rideKey{}).(*ride)
+	if !ok {
+		panic("proxy: dial without a ride")
+	}
+	if c := rd.ready.Swap(nil); c != nil {
+		return c, nil
+	}
+	c, err := p.dialer.Start(ctx, rd.request(rd.offer))
+	if err != nil {
+		return nil, err
+	}
+	return p.adopt(c, rd), nil
+}
+
+// adopt makes a stream a connection of the pool.
+func (p *pool) adopt(c *dial.Conn, rd *ride) *conn {
+	out := &conn{Conn: c, pool: p, tunnelID: rd.tunnel().GetId(), protocol: rd.protocol, readEnded: make(chan struct{})}
+	if rd.exclusive {
+		out.visitorID = rd.x.visitorID()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out.owner = p.replica(rd.boarded.id)
+	out.owner.conns[out] = struct{}{}
+	return out
+}
+
+// forget takes a closed connection out of the books.
+func (p *pool) forget(c *conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(c.owner.conns, c)
+	p.tidy(c.owner)
+}
+
+// moved notes that another replica than the chosen one carries c, because that one could not
+// reach the origin.
+func (p *pool) moved(c *conn, to string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, open := c.owner.conns[c]; !open {
+		return
+	}
+	now := time.Now()
+	for k, until := range p.shunned {
+		if now.After(until) {
+			delete(p.shunned, k)
+		}
+	}
+	p.shunned[shun{c.owner.id, c.tunnelID}] = now.Add(shunFor)
+	delete(c.owner.conns, c)
+	p.tidy(c.owner)
+	c.owner = p.replica(to)
+	c.owner.conns[c] = struct{}{}
+}
+
+// closeIdle closes the idle connections for which f is true.
+func (p *pool) closeIdle(f func(*conn) bool) {
+	var found []*conn
+	p.mu.Lock()
+	for _, r := range p.replicas {
+		for c := range r.conns {
+			if c.busy.Load() == 0 && f(c) {
+				found = append(found, c)
+			}
+		}
+	}
+	p.mu.Unlock()
+	for _, c := range found {
+		_ = c.Close() // it is given up either way
+	}
+}
+
+func (p *pool) closeTunnel(id string) {
+	p.mu.Lock()
+	for k := range p.alpn {
+		if k.tunnel == id {
+			delete(p.alpn, k)
+		}
+	}
+	p.mu.Unlock()
+	p.closeIdle(func(c *conn) bool { return c.tunnelID == id })
+}
+
+func (p *pool) closeReplica(id string) {
+	p.closeIdle(func(c *conn) bool { return c.Replica() == id })
+}
+
+func (p *pool) close() {
+	p.closeIdle(func(*conn) bool { return true })
+}

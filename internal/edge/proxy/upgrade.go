@@ -1,0 +1,313 @@
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"crypto/sha1" //nolint:gosec // what RFC 6455 computes Sec-WebSocket-Accept with
+	"encoding/base64"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/adit-dev/adit/internal/reason"
+)
+
+// farewellTime is how long a visitor has to answer the edge's close frame, and how long a frame
+// of the origin may take to end before the connection is closed without one.
+const farewellTime = time.Second
+
+var errEnded = errors.New("the edge ended the connection")
+
+// upgrades are the connections that left HTTP, such as WebSockets.
+type upgrades struct {
+	mu  sync.Mutex
+	set map[*upgraded]struct{}
+	// empty is closed when the set becomes empty; nil when nobody waits.
+	empty chan struct{}
+}
+
+func (us *upgrades) add(u *upgraded) {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	if us.set == nil {
+		us.set = map[*upgraded]struct{}{}
+	}
+	us.set[u] = struct{}{}
+}
+
+func (us *upgrades) remove(u *upgraded) {
+	us.mu.Lock()
+	defer us.mu.Unlock()
+	delete(us.set, u)
+	if len(us.set) == 0 && us.empty != nil {
+		close(us.empty)
+		us.empty = nil
+	}
+}
+
+// wait returns when no upgraded connection is left or ctx ends.
+func (us *upgrades) wait(ctx context.Context) {
+	us.mu.Lock()
+	if len(us.set) == 0 {
+		us.mu.Unlock()
+		return
+	}
+	if us.empty == nil {
+		us.empty = make(chan struct{})
+	}
+	empty := us.empty
+	us.mu.Unlock()
+	select {
+	case <-empty:
+	case <-ctx.Done():
+	}
+}
+
+// end ends those for which f is true and returns when they are told.
+func (us *upgrades) end(f func(*upgraded) bool) {
+	us.mu.Lock()
+	var found []*upgraded
+	for u := range us.set {
+		if f(u) {
+			found = append(found, u)
+		}
+	}
+	us.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, u := range found {
+		wg.Go(u.end)
+	}
+	wg.Wait()
+}
+
+// upgraded is the visitor's side of a connection that left HTTP.
+type upgraded struct {
+	net.Conn           // the visitor's connection, or its stream
+	read     io.Reader // with what came before the switch
+	set      *upgrades
+	w        *writer
+	tunnelID string
+	once     sync.Once
+	closed   chan struct{}
+
+	// mu orders what goes to the visitor.
+	mu     sync.Mutex
+	frames *frames // nil if it is no WebSocket
+	ending bool    // a close frame goes out as soon as one may
+	told   bool    // it went out
+}
+
+func (us *upgrades) adopt(w *writer, c net.Conn, r io.Reader, protocol string) *upgraded {
+	u := &upgraded{Conn: c, read: r, set: us, w: w, tunnelID: w.x.rules.Tunnel().GetId(), closed: make(chan struct{})}
+	if strings.EqualFold(protocol, "websocket") {
+		u.frames = &frames{}
+	}
+	w.status = http.StatusSwitchingProtocols
+	w.begun.Store(true)
+	us.add(u)
+	return u
+}
+
+// hijack takes an HTTP/1.1 connection over.
+func (us *upgrades) hijack(w *writer) (net.Conn, *bufio.ReadWriter, error) {
+	c, brw, err := w.rc.Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	u := us.adopt(w, c, brw.Reader, w.x.in.Header.Get("Upgrade"))
+	return u, bufio.NewReadWriter(bufio.NewReader(u), brw.Writer), nil
+}
+
+func (u *upgraded) Read(b []byte) (int, error) { return u.read.Read(b) }
+
+func (u *upgraded) Write(b []byte) (int, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	n, err := u.write(b)
+	u.w.bytes.Add(int64(n))
+	return n, err
+}
+
+func (u *upgraded) write(b []byte) (int, error) {
+	if u.told {
+		return 0, errEnded
+	}
+	if u.frames == nil {
+		return u.Conn.Write(b)
+	}
+	if !u.ending {
+		for at := 0; at < len(b); {
+			n, _ := u.frames.next(b[at:])
+			at += n
+		}
+		return u.Conn.Write(b)
+	}
+	// Up to the end of the frame, then ours.
+	n, done := u.frames.next(b)
+	n, err := u.Conn.Write(b[:n])
+	if err != nil || !done {
+		return n, err
+	}
+	u.farewell()
+	return n, errEnded
+}
+
+// farewell sends the close frame. The caller holds mu.
+func (u *upgraded) farewell() {
+	u.told = true
+	// A visitor that does not take it is closed all the same.
+	_ = u.Conn.SetWriteDeadline(time.Now().Add(farewellTime))
+	_, _ = u.Conn.Write(closeFrame(closeGoingAway, "the edge ends this connection"))
+}
+
+// end tells the visitor of a WebSocket that it is over, waits a moment for its answer and closes.
+func (u *upgraded) end() {
+	// A writer that is stuck holds mu; the visitor is not reading then, so nothing can be told.
+	deadline := time.AfterFunc(farewellTime, func() {
+		_ = u.Conn.SetDeadline(time.Now())
+		_ = u.Close()
+	})
+	defer deadline.Stop()
+	if u.frames == nil {
+		_ = u.Close()
+		return
+	}
+	u.mu.Lock()
+	u.ending = true
+	if u.frames.between() && !u.told {
+		u.farewell()
+	}
+	u.mu.Unlock()
+	<-u.closed
+}
+
+// CloseWrite ends what goes to the visitor.
+func (u *upgraded) CloseWrite() error {
+	if cw, ok := u.Conn.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	// A stream of HTTP/2 or HTTP/3 cannot be half-closed by a handler.
+	return errEnded
+}
+
+func (u *upgraded) Close() error {
+	var err error
+	u.once.Do(func() {
+		u.set.remove(u)
+		err = u.Conn.Close()
+		close(u.closed)
+	})
+	return err
+}
+
+// bridge turns an extended CONNECT into an upgrade of HTTP/1.1 and back.
+type bridge struct {
+	protocol, key string
+	body          io.ReadCloser
+}
+
+// bridged is the HTTP/1.1 upgrade that stands for an extended CONNECT.
+func (x *exchange) bridged(protocol string) *http.Request {
+	b := &bridge{protocol: protocol, body: x.in.Body}
+	x.w.bridge = b
+	r := x.in.Clone(x.in.Context())
+	r.Method, r.Body, r.ContentLength = http.MethodGet, http.NoBody, 0
+	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/1.1", 1, 1
+	delete(r.Header, ":protocol")
+	r.Header.Set("Connection", "Upgrade")
+	r.Header.Set("Upgrade", protocol)
+	if strings.EqualFold(protocol, "websocket") {
+		nonce := make([]byte, 16)
+		_, _ = rand.Read(nonce) // never fails
+		b.key = base64.StdEncoding.EncodeToString(nonce)
+		r.Header.Set("Sec-Websocket-Key", b.key)
+		if r.Header.Get("Sec-Websocket-Version") == "" {
+			r.Header.Set("Sec-Websocket-Version", "13")
+		}
+	}
+	return r
+}
+
+// check refuses what a visitor would mistake for a switch of protocols, and an origin that did
+// not read our key.
+func (b *bridge) check(res *http.Response) error {
+	if res.StatusCode != http.StatusSwitchingProtocols {
+		if res.StatusCode < 300 {
+			return reason.New(reason.OriginProtocol, reason.HopOrigin, "the origin answered %d instead of switching to %s", res.StatusCode, b.protocol)
+		}
+		return nil
+	}
+	if b.key == "" {
+		return nil
+	}
+	sum := sha1.Sum([]byte(b.key + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11")) //nolint:gosec // as RFC 6455 says
+	if res.Header.Get("Sec-Websocket-Accept") != base64.StdEncoding.EncodeToString(sum[:]) {
+		return reason.New(reason.OriginProtocol, reason.HopOrigin, "the origin's Sec-WebSocket-Accept is wrong")
+	}
+	return nil
+}
+
+// bridge makes the stream of an extended CONNECT look like a hijacked connection. The head of
+// the 101 that httputil writes first becomes a 200 with the same headers.
+func (us *upgrades) bridge(w *writer) (net.Conn, *bufio.ReadWriter, error) {
+	c := &streamConn{w: w, body: w.bridge.body}
+	u := us.adopt(w, c, c.body, w.bridge.protocol)
+	return u, bufio.NewReadWriter(bufio.NewReader(u), bufio.NewWriter(&switchHead{w: w})), nil
+}
+
+// switchHead takes the head of a 101 and answers 200 at its first byte.
+type switchHead struct {
+	w    *writer
+	done bool
+}
+
+func (s *switchHead) Write(b []byte) (int, error) {
+	if s.done {
+		return len(b), nil
+	}
+	s.done = true
+	h := s.w.Header()
+	for _, name := range []string{"Connection", "Upgrade", "Sec-Websocket-Accept", "Transfer-Encoding", "Content-Length"} {
+		h.Del(name)
+	}
+	s.w.status = http.StatusOK
+	s.w.ResponseWriter.WriteHeader(http.StatusOK)
+	return len(b), s.w.rc.Flush()
+}
+
+// streamConn is the stream of an extended CONNECT.
+type streamConn struct {
+	w    *writer
+	body io.ReadCloser
+}
+
+func (c *streamConn) Read(b []byte) (int, error) { return c.body.Read(b) }
+
+func (c *streamConn) Write(b []byte) (int, error) {
+	n, err := c.w.ResponseWriter.Write(b)
+	if err != nil {
+		return n, err
+	}
+	return n, c.w.rc.Flush()
+}
+
+// Close ends reading; the stream ends with the handler, which sees that.
+func (c *streamConn) Close() error { return c.body.Close() }
+
+type streamAddr struct{}
+
+func (streamAddr) Network() string { return "http" }
+func (streamAddr) String() string  { return "stream" }
+
+func (c *streamConn) LocalAddr() net.Addr                { return streamAddr{} }
+func (c *streamConn) RemoteAddr() net.Addr               { return streamAddr{} }
+func (c *streamConn) SetReadDeadline(t time.Time) error  { return c.w.rc.SetReadDeadline(t) }
+func (c *streamConn) SetWriteDeadline(t time.Time) error { return c.w.rc.SetWriteDeadline(t) }
+func (c *streamConn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}

@@ -1,0 +1,84 @@
+package proxy
+
+import (
+	"bufio"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// writer is the visitor's http.ResponseWriter with what the exchange wants to know of it. It
+// supports everything that http.ResponseController can do with the one below.
+type writer struct {
+	http.ResponseWriter
+	x      *exchange
+	rc     *http.ResponseController // of the writer below
+	bridge *bridge                  // set for an extended CONNECT
+	stall  watchdog
+
+	// status is the final one, 0 before; begun says the same across goroutines.
+	status int
+	begun  atomic.Bool
+	bytes  atomic.Int64
+	failed atomic.Bool // a write failed
+}
+
+func newWriter(x *exchange, w http.ResponseWriter) *writer {
+	out := &writer{ResponseWriter: w, x: x, rc: http.NewResponseController(w)}
+	out.stall = watchdog{limit: x.p.cfg.BodyIdle, bite: func() {
+		_ = out.rc.SetWriteDeadline(time.Now()) // as for reads
+	}}
+	return out
+}
+
+// Unwrap is for http.ResponseController.
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *writer) WriteHeader(status int) {
+	if status >= 200 || status == http.StatusSwitchingProtocols {
+		if w.status == 0 {
+			w.status = status
+			w.begun.Store(true)
+		}
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *writer) Write(b []byte) (int, error) {
+	if w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+	}
+	w.stall.begin()
+	n, err := w.ResponseWriter.Write(b)
+	w.stall.end()
+	w.bytes.Add(int64(n))
+	if err != nil && err != http.ErrBodyNotAllowed {
+		w.failed.Store(true)
+	}
+	return n, err
+}
+
+// FlushError is for http.ResponseController.
+func (w *writer) FlushError() error {
+	w.stall.begin()
+	err := w.rc.Flush()
+	w.stall.end()
+	if err != nil {
+		w.failed.Store(true)
+	}
+	return err
+}
+
+// Hijack hands the visitor's connection to an upgraded protocol. An extended CONNECT has no
+// connection of its own: its stream takes that place.
+func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if w.bridge != nil {
+		return w.x.p.upgrades.bridge(w)
+	}
+	return w.x.p.upgrades.hijack(w)
+}
+
+func (w *writer) stop() { w.stall.end() }
+
+func (w *writer) timedOut() bool { return w.stall.bitten.Load() && w.failed.Load() }
