@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -42,6 +43,8 @@ type Sources struct {
 	Environ []string
 	// File is the YAML file named by --config or ADIT_CONFIG; empty = none.
 	File string
+	// Stdin is what a secret in the file "-" is read from.
+	Stdin io.Reader
 }
 
 // Values are the effective settings of a program.
@@ -108,7 +111,7 @@ func Load(src Sources) (*Values, error) {
 	layers := []layer{defaultLayer(src.Program), fromFile, v.envLayer(env, src.Program), v.flagLayer(src.Flags, src.Program)}
 	typed := map[string]any{}
 	for _, s := range Settings(src.Program) {
-		found, err := effective(s, layers)
+		found, err := effective(s, layers, src.Stdin)
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -151,7 +154,7 @@ type choice struct {
 }
 
 // effective takes s from the highest layer that gives it, as itself or as a file.
-func effective(s *Setting, layers []layer) (choice, error) {
+func effective(s *Setting, layers []layer, stdin io.Reader) (choice, error) {
 	for i, l := range slices.Backward(layers) {
 		val, ok := l.values[s.Name]
 		path, isFile := l.values[s.Name+fileSuffix]
@@ -160,7 +163,7 @@ func effective(s *Setting, layers []layer) (choice, error) {
 			return choice{}, &Error{Field: s.Name, Source: l.name(s.Name), Problem: "is given twice, as a value and as " + l.name(s.Name+fileSuffix) + "; give one of them"}
 		}
 		if isFile {
-			val, err := readSecret(path)
+			val, err := readSecret(path, stdin)
 			if err != nil {
 				return choice{}, &Error{Field: s.Name + fileSuffix, Source: l.name(s.Name + fileSuffix), Problem: err.Error()}
 			}
@@ -173,11 +176,14 @@ func effective(s *Setting, layers []layer) (choice, error) {
 	return choice{source: "default"}, nil
 }
 
-func readSecret(path string) (string, error) {
+func readSecret(path string, stdin io.Reader) (string, error) {
 	var b []byte
 	var err error
 	if path == "-" {
-		b, err = readStdin()
+		if stdin == nil {
+			return "", errors.New("there is no standard input to read the secret from")
+		}
+		b, err = io.ReadAll(io.LimitReader(stdin, 64<<10))
 	} else {
 		b, err = os.ReadFile(path)
 	}
@@ -235,10 +241,10 @@ func secretInside(s *Setting, val string) bool {
 
 func (v *Values) envLayer(env map[string]string, p Program) layer {
 	l := layer{name: func(n string) string {
-		if s := lookup(n); s != nil {
+		if s := Lookup(n); s != nil {
 			return "environment " + s.Env()
 		}
-		s := lookup(strings.TrimSuffix(n, fileSuffix))
+		s := Lookup(strings.TrimSuffix(n, fileSuffix))
 		return "environment " + s.Env() + "_FILE"
 	}, values: map[string]string{}}
 	env = maps.Clone(env)
@@ -312,10 +318,10 @@ func fileLayer(path string, p Program) (layer, error) {
 			errs = append(errs, &Error{Field: written, Source: "file " + path, Problem: "is given twice, also as " + key + "; give one of them"})
 			continue
 		}
-		s := lookup(key)
+		s := Lookup(key)
 		twin := false
 		if s == nil {
-			if base := lookup(strings.TrimSuffix(key, fileSuffix)); base != nil && base.Secret && base.Name != key {
+			if base := Lookup(strings.TrimSuffix(key, fileSuffix)); base != nil && base.Secret && base.Name != key {
 				s, twin = base, true
 			}
 		}

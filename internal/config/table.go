@@ -157,7 +157,8 @@ func Settings(p Program) []*Setting {
 	return out
 }
 
-func lookup(name string) *Setting {
+// Lookup is the row of a name, nil if there is none.
+func Lookup(name string) *Setting {
 	i := slices.IndexFunc(table, func(s Setting) bool { return s.Name == name })
 	if i < 0 {
 		return nil
