@@ -20,7 +20,12 @@ import (
 	"github.com/adit-dev/adit/test/stack"
 )
 
-func TestMain(m *testing.M) { stack.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv("ADIT_E2E_HOME") == "1" {
+		homeOrigins()
+	}
+	stack.Main(m)
+}
 
 // rig is a server with both roles and one agent of one invite.
 type rig struct {
