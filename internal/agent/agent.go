@@ -64,7 +64,10 @@ type Config struct {
 	Proxy func(target *url.URL) (*url.URL, error)
 	// OnStatus is called after changes of Status, from one goroutine; nil = none.
 	OnStatus func(Status)
-	Log      *slog.Logger
+	// OnConnection hears, from many goroutines, of what visitors do through this agent: once per
+	// HTTP/1 request, else once per stream and flow; nil = nobody.
+	OnConnection func(Connection)
+	Log          *slog.Logger
 	// Registry gets the metrics and is served at /metrics; nil = a new one.
 	Registry *prometheus.Registry
 }
@@ -133,6 +136,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a.handler = newHandler(d, a.m, a.log)
+	a.handler.onConnection = cfg.OnConnection
 	var file []byte
 	if cfg.ConfigFile != "" {
 		if file, err = os.ReadFile(cfg.ConfigFile); err != nil {

@@ -30,7 +30,7 @@ var bulk = sync.Pool{New: func() any { return new([bulkBuffer]byte) }}
 // carry copies both ways between a visitor's stream and its origin until both directions ended.
 // The end of one direction is passed on as such; a reset or a failure ends both as an abort. An
 // origin that answers early and closes is heard to the end: a failed write to it is no abort.
-func carry(ctx context.Context, st link.Stream, c *origin.Conn, m *metrics) {
+func carry(ctx context.Context, st link.Stream, c *origin.Conn, m *metrics, t *tap) {
 	abort := sync.OnceFunc(func() {
 		st.Abort()
 		c.Abort()
@@ -41,7 +41,7 @@ func carry(ctx context.Context, st link.Stream, c *origin.Conn, m *metrics) {
 	upDone, deaf := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(upDone)
-		_, rerr, werr := pump(c, st, m.toOrigin)
+		_, rerr, werr := pump(t.toOrigin(c), st, m.toOrigin)
 		switch {
 		case rerr != nil:
 			abort()
@@ -55,7 +55,7 @@ func carry(ctx context.Context, st link.Stream, c *origin.Conn, m *metrics) {
 			_ = c.CloseWrite()
 		}
 	}()
-	last, rerr, werr := pump(st, c, m.toVisitor)
+	last, rerr, werr := pump(t.toVisitor(st), c, m.toVisitor)
 	switch {
 	case rerr != nil:
 		if d := resetDelay - time.Since(last); d > 0 {

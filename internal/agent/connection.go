@@ -8,7 +8,7 @@ import (
 	"github.com/adit-dev/adit/internal/reason"
 )
 
-// Connection is one stream or flow as a live log shows it.
+// Connection is one stream, flow or HTTP request as a live log shows it.
 type Connection struct {
 	// Kind is http, tls, tcp or udp.
 	Kind string
@@ -16,22 +16,22 @@ type Connection struct {
 	Service string
 	// Visitor is ip:port as resolved by the edge; Origin a URL.
 	Visitor, Origin string
-	// Dial is how long the origin took; Err is set when the visitor was refused.
-	Dial time.Duration
-	Err  *reason.Error
+	// Method, Target and Status are set for a request.
+	Method, Target string
+	Status         int
+	// Took is the time to the response header, or to dial the origin.
+	Took time.Duration
+	// Err is set when the visitor was refused.
+	Err *reason.Error
 }
 
-// tell reports one stream or flow to whoever listens.
-func tell(on func(Connection), h *wirev1.StreamHeader, s *service, spec *origin.Spec, start time.Time, e *reason.Error) {
-	if on == nil {
-		return
-	}
-	c := Connection{Kind: kindName(h.GetKind()), Visitor: h.GetVisitorAddress(), Dial: time.Since(start), Err: e}
+func newConnection(h *wirev1.StreamHeader, s *service, spec *origin.Spec, took time.Duration, e *reason.Error) Connection {
+	c := Connection{Kind: kindName(h.GetKind()), Visitor: h.GetVisitorAddress(), Took: took, Err: e}
 	if s != nil {
 		c.Service = s.declared.GetName()
 	}
 	if spec != nil {
 		c.Origin = spec.String()
 	}
-	on(c)
+	return c
 }

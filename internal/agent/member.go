@@ -357,7 +357,7 @@ func (m *member) status(s *Status) {
 	for _, svc := range m.a.handler.table.Load().services {
 		v := ServiceStatus{
 			Key: svc.declared.GetKey(), Name: svc.declared.GetName(), Kind: kindName(svc.declared.GetKind()),
-			Origin: svc.origins[0].String(), TunnelID: svc.id, Verdict: string(reason.Pending), Detail: "the hub has not answered yet",
+			Origin: svc.origins[0].String(), TunnelID: svc.id, Access: accessName(svc.declared), Verdict: string(reason.Pending), Detail: "the hub has not answered yet",
 		}
 		if h := m.verdicts[svc.id]; h != nil {
 			v.Verdict, v.Detail, v.URL = h.GetCode(), h.GetDetail(), h.GetUrl()

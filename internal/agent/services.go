@@ -100,6 +100,13 @@ func (s *service) idle() time.Duration {
 	return 120 * time.Second
 }
 
+func accessName(d *hubv1.DeclaredTunnel) string {
+	if d.GetAccess() == hubv1.Access_MODE_PUBLIC {
+		return "public"
+	}
+	return "protected"
+}
+
 func kindName(k wirev1.Kind) string {
 	switch k {
 	case wirev1.Kind_KIND_HTTP:

@@ -56,6 +56,8 @@ type ServiceStatus struct {
 	Origin   string `json:"origin"`
 	TunnelID string `json:"tunnel_id"`
 	URL      string `json:"url,omitempty"`
+	// Access is public or protected.
+	Access string `json:"access"`
 	// Verdict is ok, pending or a reason code; Detail has the remedy.
 	Verdict string `json:"verdict"`
 	Detail  string `json:"detail,omitempty"`

@@ -55,21 +55,24 @@ func (h *handler) ServeStream(ctx context.Context, in link.Incoming) {
 		h.refuse(in, s, reason.Of(err, reason.HopAgent))
 		return
 	}
-	tell(h.onConnection, hd, s, spec, start, nil)
+	t := newTap(h.onConnection, hd, s, spec, time.Since(start))
+	defer t.close()
 	st, err := in.Accept(c.ALPN)
 	if err != nil {
 		c.Abort()
 		return
 	}
-	carry(ctx, st, c, h.m)
+	carry(ctx, st, c, h.m, t)
 }
 
 // ServeFlow implements link.Handler.
 func (h *handler) ServeFlow(f link.Flow, hd *wirev1.StreamHeader) (func(b []byte), *reason.Error) {
 	start := time.Now()
 	receive, e := h.flows.ServeFlow(f, hd)
-	s, _, _ := h.table.Load().find(hd)
-	tell(h.onConnection, hd, s, nil, start, e)
+	if h.onConnection != nil {
+		s, spec, _ := h.table.Load().find(hd)
+		h.onConnection(newConnection(hd, s, spec, time.Since(start), e))
+	}
 	return receive, e
 }
 
@@ -93,7 +96,9 @@ func (h *handler) udpTarget(hd *wirev1.StreamHeader) (udpTarget, *reason.Error) 
 func (h *handler) refuse(in link.Incoming, s *service, e *reason.Error) {
 	in.Refuse(e)
 	h.m.refused(e)
-	tell(h.onConnection, in.Header(), s, nil, time.Now(), e)
+	if h.onConnection != nil {
+		h.onConnection(newConnection(in.Header(), s, nil, 0, e))
+	}
 	if e.Code == reason.ClientClosed {
 		return
 	}

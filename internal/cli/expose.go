@@ -278,18 +278,36 @@ func (v *exposeView) opened(s agent.ServiceStatus) {
 	a.say("Ctrl-C ends it. Connections:")
 }
 
-// connection prints one line per connection to the origin.
+// printable keeps a visitor's text from steering the terminal, or filling it.
+func printable(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return '?'
+		}
+		return r
+	}, s)
+	if len(s) > 200 {
+		s = s[:200] + "…"
+	}
+	return s
+}
+
+// connection prints one line per request, or per connection that is not HTTP/1.
 func (v *exposeView) connection(c agent.Connection) {
 	visitor := c.Visitor
 	if ap, err := netip.ParseAddrPort(visitor); err == nil {
 		visitor = ap.Addr().Unmap().String()
 	}
-	result := "connected in " + c.Dial.Round(100*time.Microsecond).String()
-	if c.Err != nil {
-		result = string(c.Err.Code)
+	took := c.Took.Round(100 * time.Microsecond)
+	what := fmt.Sprintf("%s connection to %s, dialled in %s", c.Kind, c.Origin, took)
+	switch {
+	case c.Err != nil:
+		what = fmt.Sprintf("%s refused: %s", c.Kind, c.Err.Code)
 		if c.Err.Detail != "" {
-			result += ": " + c.Err.Detail
+			what += ": " + c.Err.Detail
 		}
+	case c.Method != "":
+		what = fmt.Sprintf("%d %s %s in %s", c.Status, c.Method, printable(c.Target), took)
 	}
-	v.app.say("%s  %-4s %s  ->  %s  %s", time.Now().Format(time.TimeOnly), c.Kind, visitor, c.Origin, result)
+	v.app.say("%s  %-15s  %s", time.Now().Format(time.TimeOnly), visitor, what)
 }
