@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/reason"
 )
 
@@ -77,10 +78,17 @@ func originProblem(t *hubv1.Tunnel, rule int, origin uint32) *reason.Error {
 			"rule %d of the tunnel names origin %d, which does not exist; correct the rule", rule, origin).Safe()
 	}
 	raw := t.GetOrigins()[origin].GetUrl()
+	schemes := []string{"http", "https", "h2c"}
+	switch t.GetKind() {
+	case wirev1.Kind_KIND_TLS, wirev1.Kind_KIND_TCP:
+		schemes = []string{"tcp", "tls"}
+	case wirev1.Kind_KIND_UDP:
+		schemes = []string{"udp"}
+	}
 	u, err := url.Parse(raw)
-	if err != nil || u.Host == "" || !slices.Contains([]string{"http", "https", "h2c"}, u.Scheme) {
+	if err != nil || u.Host == "" || !slices.Contains(schemes, u.Scheme) {
 		return reason.New(reason.OriginUnresolved, reason.HopEdge,
-			"origin %d of the tunnel, %q, is no http://, https:// or h2c:// address; correct it", origin, raw).Safe()
+			"origin %d of the tunnel, %q, is no %s:// address; correct it", origin, raw, strings.Join(schemes, "://, ")).Safe()
 	}
 	return nil
 }

@@ -1,0 +1,177 @@
+package udp
+
+import (
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/link"
+	"github.com/adit-dev/adit/internal/reason"
+)
+
+// holdOff is how long a visitor's datagrams are dropped after the agent refused its flow, so
+// that it is not asked again for each.
+const holdOff = time.Second
+
+// visitor is one visitor's exchange with one tunnel: a flow, and the next one should its replica
+// leave.
+type visitor struct {
+	port *port
+	key  visitorKey
+	// from makes replies leave from the address the visitor sent to.
+	from []byte
+	// used is when the last datagram went either way, UnixNano.
+	used atomic.Int64
+
+	mu      sync.Mutex
+	flow    link.Flow
+	replica string
+	origin  uint32
+	ended   bool
+	holdTo  time.Time
+}
+
+// refusable is a flow that knows why it ended.
+type refusable interface{ Refusal() *reason.Error }
+
+func (v *visitor) touch() { v.used.Store(v.port.s.cfg.Now().UnixNano()) }
+
+func (v *visitor) originIndex() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return int(v.origin)
+}
+
+// idle is how long the flow may be unused.
+func (v *visitor) idle(cfg *config) time.Duration {
+	if origin := v.originIndex(); origin < len(cfg.GetOrigins()) {
+		if s := cfg.Origins[origin].GetIdleTimeoutSeconds(); s > 0 {
+			return time.Duration(s) * time.Second
+		}
+	}
+	return DefaultIdle
+}
+
+// send carries one datagram of the visitor to the agent.
+func (v *visitor) send(cfg *config, b []byte) {
+	v.touch()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.ended {
+		return
+	}
+	if v.flow != nil && !closed(v.flow.Done()) && v.flow.Send(b) == nil {
+		return
+	}
+	if v.open(cfg) {
+		_ = v.flow.Send(b) // Ended again already: the next datagram opens another.
+	}
+}
+
+// open opens a flow on the replica with the least to do. The caller holds mu.
+func (v *visitor) open(cfg *config) bool {
+	m := &v.port.s.metrics
+	now := v.port.s.cfg.Now()
+	if v.flow != nil {
+		if r, ok := v.flow.(refusable); ok && r.Refusal() != nil && v.holdTo.IsZero() {
+			v.holdTo = now.Add(holdOff)
+			v.port.refused(cfg, r.Refusal())
+		}
+	}
+	if now.Before(v.holdTo) {
+		m.drop(dropRefused, 1)
+		return false
+	}
+	v.flow, v.holdTo = nil, time.Time{}
+	rule := cfg.rules.First()
+	if rule == nil {
+		m.drop(dropUnresolved, 1)
+		return false
+	}
+	origin, refusal := rule.Origin(nil)
+	if refusal != nil {
+		m.drop(dropUnresolved, 1)
+		v.port.refused(cfg, refusal)
+		return false
+	}
+	h := &wirev1.StreamHeader{
+		TunnelId: cfg.GetId(), Origin: origin, Kind: wirev1.Kind_KIND_UDP, Class: wirev1.Class_CLASS_INTERACTIVE,
+		VisitorAddress: v.key.visitor.String(),
+		EdgeAddress:    netip.AddrPortFrom(v.key.local, v.port.number).String(),
+	}
+	for _, r := range v.port.s.dialer.Order(cfg.GetId(), nil) {
+		f, err := r.OpenFlow(h, v.reply)
+		if err == nil {
+			v.flow, v.replica, v.origin = f, r.ID(), origin
+			m.opened.Inc()
+			return true
+		}
+		v.port.s.cfg.Log.Debug("a flow could not be opened", "tunnel", cfg.GetId(), "replica", r.ID(), "error", err)
+	}
+	m.drop(dropNoAgent, 1)
+	return false
+}
+
+// refused says in the log, at most every ten seconds for a port, why flows are refused.
+func (p *port) refused(cfg *config, e *reason.Error) {
+	now := p.s.cfg.Now().UnixNano()
+	last := p.warned.Load()
+	if now-last < int64(10*time.Second) || !p.warned.CompareAndSwap(last, now) {
+		return
+	}
+	p.s.cfg.Log.Warn("a udp flow was refused", "tunnel", cfg.GetId(), "name", name(cfg.Tunnel), "port", p.number,
+		"reason", e.Code, "hop", e.Hop, "detail", e.Detail)
+}
+
+// reply carries one datagram of the origin to the visitor.
+func (v *visitor) reply(b []byte) {
+	v.touch()
+	m := &v.port.s.metrics
+	if err := v.port.sock.write(b, v.from, v.key.visitor); err != nil {
+		m.drop(dropWriteFailed, 1)
+		return
+	}
+	m.out.Inc()
+}
+
+// leave ends the flow if its replica is not here any more; the next datagram opens another.
+func (v *visitor) leave(here map[string]bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.flow != nil && !here[v.replica] {
+		_ = v.flow.Close()
+		v.flow = nil
+	}
+}
+
+// over reports whether the agent ended the flow, which frees its place. After a refusal it keeps
+// it for a while, so that the agent is not asked again at once.
+func (v *visitor) over() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.flow == nil || !closed(v.flow.Done()) {
+		return false
+	}
+	r, ok := v.flow.(refusable)
+	return !ok || r.Refusal() == nil
+}
+
+func (v *visitor) end() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.ended = true
+	if v.flow != nil {
+		_ = v.flow.Close()
+	}
+}
+
+func closed(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
