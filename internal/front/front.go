@@ -56,6 +56,8 @@ type Tunnel struct {
 type Protocol struct {
 	ALPN string
 	TLS  *tls.Config
+	// Wrap, if set, goes between the connection and TLS.
+	Wrap func(c net.Conn) net.Conn
 	TCP  func(ctx context.Context, c *tls.Conn)
 	// QUIC is nil for protocols that exist on TCP only.
 	QUIC func(ctx context.Context, c *quic.Conn)

@@ -239,7 +239,11 @@ func (f *Front) serveVisitor(c *Conn, h *sniff.Hello) {
 }
 
 func (f *Front) serveProtocol(c *Conn, p *Protocol) {
-	tc := tls.Server(c, p.TLS)
+	var below net.Conn = c
+	if p.Wrap != nil {
+		below = p.Wrap(c)
+	}
+	tc := tls.Server(below, p.TLS)
 	ctx, cancel := context.WithTimeout(f.base, authTimeout)
 	err := tc.HandshakeContext(ctx)
 	cancel()

@@ -20,11 +20,13 @@ var readBuffers = sync.Pool{New: func() any { b := make([]byte, readAhead); retu
 // sockConn lies between TLS and TCP. It takes a read buffer only when there is data, and gathers
 // the records of one write into one system call.
 type sockConn struct {
-	*net.TCPConn
-	rc   syscall.RawConn
-	sent atomic.Int64 // bytes the kernel took
+	net.Conn // what was wrapped: addresses and Close
+	tcp      *net.TCPConn
+	rc       syscall.RawConn
+	sent     atomic.Int64 // bytes the kernel took
 
 	rmu  sync.Mutex
+	head []byte // read from the socket before it was wrapped
 	rbuf *[]byte
 	r, w int
 
@@ -33,21 +35,31 @@ type sockConn struct {
 	out  []byte
 }
 
-// WrapTCP prepares an accepted TCP connection for adit/1; it goes below TLS. Connections of
-// another kind are returned as they are.
+// WrapTCP prepares an accepted TCP connection for adit/1; it goes below TLS. A connection that
+// wraps another says so with NetConn, and gives up the bytes it would replay with Take. What has
+// no TCP connection below is returned as it is.
 func WrapTCP(c net.Conn) net.Conn {
-	t, ok := c.(*net.TCPConn)
-	if !ok {
+	t := tcpConn(c)
+	if t == nil {
 		return c
 	}
 	rc, err := t.SyscallConn()
 	if err != nil {
 		return c
 	}
+	s := &sockConn{Conn: c, tcp: t, rc: rc}
+	if r, ok := c.(interface{ Take() []byte }); ok {
+		s.head = r.Take()
+	} else if c != net.Conn(t) {
+		return c // it may change bytes
+	}
 	_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive, Count: 3})
 	tuneSocket(rc, 3*keepAlive)
-	return &sockConn{TCPConn: t, rc: rc}
+	return s
 }
+
+// NetConn is the connection that was wrapped.
+func (c *sockConn) NetConn() net.Conn { return c.Conn }
 
 // tcpConn finds the TCP connection below c, nil if there is none.
 func tcpConn(c net.Conn) *net.TCPConn {
@@ -55,8 +67,6 @@ func tcpConn(c net.Conn) *net.TCPConn {
 		switch v := c.(type) {
 		case *net.TCPConn:
 			return v
-		case *sockConn:
-			return v.TCPConn
 		case interface{ NetConn() net.Conn }:
 			c = v.NetConn()
 		default:
@@ -67,13 +77,17 @@ func tcpConn(c net.Conn) *net.TCPConn {
 }
 
 func (c *sockConn) Read(p []byte) (int, error) {
-	if !canWaitReadable {
-		return c.TCPConn.Read(p)
-	}
 	c.rmu.Lock()
 	defer c.rmu.Unlock()
-	if len(p) == 0 {
-		return 0, nil
+	if len(c.head) > 0 {
+		n := copy(p, c.head)
+		if c.head = c.head[n:]; len(c.head) == 0 {
+			c.head = nil
+		}
+		return n, nil
+	}
+	if !canWaitReadable || len(p) == 0 {
+		return c.tcp.Read(p)
 	}
 	if c.r == c.w {
 		if err := c.fill(); err != nil {
@@ -127,7 +141,7 @@ func (c *sockConn) Write(p []byte) (int, error) {
 }
 
 func (c *sockConn) write(p []byte) (int, error) {
-	n, err := c.TCPConn.Write(p)
+	n, err := c.tcp.Write(p)
 	c.sent.Add(int64(n))
 	return n, err
 }
