@@ -5,8 +5,10 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -204,6 +206,60 @@ func TestRulesBite(t *testing.T) {
 		f := bad[i]
 		if !r.imports(f.imports[0]) || r.allowed(f) {
 			t.Errorf("rule %q lets %s import %s", r.name, f.dir, f.imports[0])
+		}
+	}
+}
+
+// TestSkips: test/need is the one way to skip.
+func TestSkips(t *testing.T) {
+	call := regexp.MustCompile(`\b(t|b|f|tb)\.(Skip|Skipf|SkipNow)\(`)
+	for _, f := range sources(t) {
+		if within(f.dir, "test/need") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(need.Root(), filepath.FromSlash(f.name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if call.MatchString(line) && f.name != "test/layout/layout_test.go" {
+				t.Errorf("%s:%d: skip through test/need", f.name, i+1)
+			}
+		}
+	}
+}
+
+// TestParsersAreFuzzed: whatever reads what others wrote has a fuzz target.
+func TestParsersAreFuzzed(t *testing.T) {
+	target := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(f \*testing\.F\)`)
+	found := map[string][]string{}
+	for _, f := range sources(t) {
+		if !f.test {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(need.Root(), filepath.FromSlash(f.name)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range target.FindAllStringSubmatch(string(text), -1) {
+			found[f.dir] = append(found[f.dir], m[1])
+		}
+	}
+	for what, dirs := range map[string][]string{
+		"ClientHello":                            {"internal/front/sniff"},
+		"PROXY headers":                          {"internal/front"},
+		"stream headers, frames and datagrams":   {"internal/wire"},
+		"host names":                             {"internal/hostname"},
+		"tokens":                                 {"internal/identity"},
+		"service lists":                          {"internal/config"},
+		"request paths and the matching of them": {"internal/edge/route"},
+	} {
+		n := 0
+		for _, d := range dirs {
+			n += len(found[d])
+		}
+		if n == 0 {
+			t.Errorf("nothing fuzzes %s (%s)", what, strings.Join(dirs, ", "))
 		}
 	}
 }
