@@ -42,6 +42,7 @@ func Binary(t testing.TB) string {
 				return
 			}
 		}
+		//nolint:usetesting // it outlives the test that builds it
 		binary.dir, binary.err = os.MkdirTemp("", "adit-binary-")
 		if binary.err != nil {
 			return

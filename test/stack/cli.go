@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"os/exec"
 	"testing"
 	"time"
@@ -28,7 +29,7 @@ func Run(t testing.TB, env []string, args ...string) Result {
 	if ctx.Err() != nil {
 		t.Fatalf("adit %q did not end within a minute:\n%s%s", args, out.String(), errOut.String())
 	}
-	if _, exited := err.(*exec.ExitError); err != nil && !exited {
+	if exited := new(exec.ExitError); err != nil && !errors.As(err, &exited) {
 		t.Fatal(err)
 	}
 	return Result{Stdout: out.String(), Stderr: errOut.String(), Code: cmd.ProcessState.ExitCode()}
