@@ -6,11 +6,9 @@ TOOLS    ?= $(or $(ADIT_TOOLS),$(BIN)/tools)
 RUN_JSON := $(BIN)/test.json
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PKGS     ?= ./...
-# Packages share one machine, and many tests measure time: no more of them at once than half the processors.
-PARALLEL ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) / 2 )); echo $$(( n > 1 ? n : 1 )))
 # The race detector needs a C compiler; without one the same tests run plainly.
 RACE     ?= $(if $(shell command -v $$($(GO) env CC)),-race)
-TESTFLAGS ?= -count=1 -timeout=15m -p $(PARALLEL)
+TESTFLAGS ?= -count=1 -timeout=15m
 
 export ADIT_TOOLS := $(TOOLS)
 export ADIT_BIN   := $(BIN)/adit
