@@ -47,7 +47,7 @@ func quicStreamError(err error) error {
 // laneError does the same for the connection of a lane.
 func laneError(err error) error {
 	switch {
-	case err == nil, errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
+	case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
 		return err
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
 		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):

@@ -23,3 +23,11 @@ func (c *AcceptorConfig) SetTiming(t Timing) { c.timing = &t }
 
 // SetTiming replaces the intervals.
 func (c *ConnectorConfig) SetTiming(t Timing) { c.timing = &t }
+
+// Steady is for tests under load: silence is noticed within seconds, not sooner.
+func Steady() Timing {
+	t := Fast()
+	t.ping, t.dead, t.probe = time.Second, 4*time.Second, 3*time.Second
+	t.laneWait, t.laneShrink = 5*time.Second, time.Minute
+	return t
+}

@@ -1,0 +1,6 @@
+//go:build !race
+
+package linktest
+
+// Race reports whether the race detector runs: sizes are smaller then.
+const Race = false
