@@ -37,6 +37,7 @@ const (
 	dropOriginRefused     = "origin_refused"     // the origin's host answered "port unreachable"
 	dropOriginUnreachable = "origin_unreachable" // the origin is not dialled (yet), and the queue is full
 	dropWriteFailed       = "write_failed"
+	dropSocketFull        = "socket_full" // the kernel's queue of the origin socket was full
 )
 
 // udpTarget is where the datagrams of a flow go.

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/adit-dev/adit/internal/datagram"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/reason"
 )
@@ -28,7 +30,7 @@ type udpFlow struct {
 	used, heard atomic.Int64
 
 	mu   sync.Mutex
-	conn *net.UDPConn
+	conn *datagram.Socket
 	// headed is set once head went out on conn.
 	headed       bool
 	pending      [][]byte
@@ -52,7 +54,7 @@ func (u *udpFlow) run() {
 	defer u.s.remove(u)
 	pause := udpRedialMin
 	for u.ctx.Err() == nil {
-		c, err := u.s.dialer.DialUDP(u.ctx, u.target.spec, u.target.port)
+		c, err := u.dial()
 		if err == nil {
 			pause = udpRedialMin
 			u.connected(c)
@@ -83,6 +85,14 @@ func (u *udpFlow) run() {
 	u.pending = nil
 }
 
+func (u *udpFlow) dial() (*datagram.Socket, error) {
+	c, err := u.s.dialer.DialUDP(u.ctx, u.target.spec, u.target.port)
+	if err != nil {
+		return nil, err
+	}
+	return datagram.Connected(c)
+}
+
 func (u *udpFlow) drop(why string, n int) {
 	if n > 0 {
 		u.s.m.dropped.WithLabelValues(why).Add(float64(n))
@@ -90,7 +100,7 @@ func (u *udpFlow) drop(why string, n int) {
 }
 
 // connected sends what waited for c and lets receive use it.
-func (u *udpFlow) connected(c *net.UDPConn) {
+func (u *udpFlow) connected(c *datagram.Socket) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.heard.Store(u.s.now().UnixNano())
@@ -105,7 +115,7 @@ func (u *udpFlow) connected(c *net.UDPConn) {
 	}
 }
 
-func (u *udpFlow) disconnected(c *net.UDPConn) {
+func (u *udpFlow) disconnected(c *datagram.Socket) {
 	_ = c.Close()
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -130,7 +140,7 @@ func (u *udpFlow) receive(b []byte) {
 }
 
 // write sends b to the origin, the first one behind the PROXY header. The caller holds mu.
-func (u *udpFlow) write(c *net.UDPConn, b []byte) {
+func (u *udpFlow) write(c *datagram.Socket, b []byte) {
 	if !u.headed && len(u.head) > 0 {
 		b = append(append(make([]byte, 0, len(u.head)+len(b)), u.head...), b...)
 	}
@@ -153,19 +163,17 @@ func (u *udpFlow) write(c *net.UDPConn, b []byte) {
 
 // fromOrigin carries the origin's datagrams until the flow ends, or until the origin has been
 // unreachable for a while.
-func (u *udpFlow) fromOrigin(c *net.UDPConn) {
-	r, err := newDatagramReader(c)
-	if err != nil {
-		return
+func (u *udpFlow) fromOrigin(c *datagram.Socket) {
+	toVisitor := func(_ netip.AddrPort, _ netip.Addr, b []byte) {
+		now := u.s.now().UnixNano()
+		u.used.Store(now)
+		u.heard.Store(now)
+		u.s.m.toVisitor.Add(float64(len(b)))
+		_ = u.flow.Send(b) // Fails only when the flow has ended, which ends us too.
 	}
 	for {
-		err := r.read(func(b []byte) {
-			now := u.s.now().UnixNano()
-			u.used.Store(now)
-			u.heard.Store(now)
-			u.s.m.toVisitor.Add(float64(len(b)))
-			_ = u.flow.Send(b) // Fails only when the flow has ended, which ends us too.
-		})
+		lost, err := c.ReadBatch(toVisitor)
+		u.drop(dropSocketFull, lost)
 		switch {
 		case u.ctx.Err() != nil || errors.Is(err, net.ErrClosed):
 			return

@@ -7,13 +7,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/adit-dev/adit/internal/datagram"
 )
 
 // port is one public port of a tunnel.
 type port struct {
 	s      *Server
 	number uint16
-	sock   *socket
+	sock   *datagram.Socket
 	config atomic.Pointer[config]
 	// denied paces the log line about refused flows.
 	warned atomic.Int64
@@ -32,7 +34,7 @@ type visitorKey struct {
 
 // listen binds a port; serve makes it work.
 func (s *Server) listen(cfg *config, addr netip.Addr, number uint16) (*port, error) {
-	sock, err := bind(addr, number)
+	sock, err := datagram.Listen(addr, number)
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +46,7 @@ func (s *Server) listen(cfg *config, addr netip.Addr, number uint16) (*port, err
 // serve takes the visitors' datagrams until the port is closed. No error but that ends it.
 func (p *port) serve() {
 	for {
-		lost, err := p.sock.read(p.receive)
+		lost, err := p.sock.ReadBatch(p.receive)
 		p.s.metrics.drop(dropSocketFull, lost)
 		switch {
 		case err == nil:
@@ -61,8 +63,9 @@ func (p *port) serve() {
 }
 
 // receive takes one datagram.
-func (p *port) receive(key visitorKey, b []byte) {
+func (p *port) receive(from netip.AddrPort, local netip.Addr, b []byte) {
 	p.s.metrics.in.Inc()
+	key := visitorKey{from, local}
 	cfg := p.config.Load()
 	if !cfg.public {
 		p.s.metrics.drop(dropDenied, 1)
@@ -94,7 +97,7 @@ func (p *port) admit(key visitorKey) *visitor {
 		return nil
 	}
 	p.sources[source]++
-	v := &visitor{port: p, key: key, from: p.sock.replyFrom(key.local)}
+	v := &visitor{port: p, key: key, from: p.sock.ReplyFrom(key.local)}
 	v.touch()
 	p.flows[key] = v
 	p.s.metrics.flows.Inc()
@@ -183,6 +186,6 @@ func (p *port) close() {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
-	p.sock.close()
+	_ = p.sock.Close()
 	p.endFlows(func(*visitor) bool { return true })
 }

@@ -129,7 +129,7 @@ func (p *port) refused(cfg *config, e *reason.Error) {
 func (v *visitor) reply(b []byte) {
 	v.touch()
 	m := &v.port.s.metrics
-	if err := v.port.sock.write(b, v.from, v.key.visitor); err != nil {
+	if err := v.port.sock.Reply(b, v.from, v.key.visitor); err != nil {
 		m.drop(dropWriteFailed, 1)
 		return
 	}

@@ -1,4 +1,4 @@
-package udp
+package datagram
 
 import (
 	"encoding/binary"
@@ -18,7 +18,7 @@ const batchSize = 16
 // oobSize holds the local address and the count of datagrams that the kernel dropped.
 const oobSize = 128
 
-// buffers is room for a batch. Ports share them: one without traffic holds none.
+// buffers is room for a batch. Sockets share them: one without traffic holds none.
 type buffers struct {
 	messages []ipv6.Message
 }
@@ -53,8 +53,8 @@ func growBuffers(conn *net.UDPConn) {
 	}
 	_ = raw.Control(func(fd uintptr) {
 		for _, o := range [][2]int{{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF}} {
-			if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, o[0], socketBuffer) != nil {
-				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, o[1], socketBuffer)
+			if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, o[0], bufferSize) != nil {
+				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, o[1], bufferSize)
 			}
 		}
 		// Makes the kernel tell how many it dropped.
@@ -62,9 +62,9 @@ func growBuffers(conn *net.UDPConn) {
 	})
 }
 
-// read waits for datagrams, hands each to use (b is valid during the call only) and returns when
+// ReadBatch waits for datagrams, hands each to use (b is valid during the call only) and returns when
 // none is left, with the number that the kernel dropped.
-func (s *socket) read(use func(key visitorKey, b []byte)) (lost int, err error) {
+func (s *Socket) ReadBatch(use func(from netip.AddrPort, local netip.Addr, b []byte)) (lost int, err error) {
 	if err := s.wait(); err != nil {
 		return 0, err
 	}
@@ -92,8 +92,7 @@ func (s *socket) read(use func(key visitorKey, b []byte)) (lost int, err error) 
 			lost += int(overflow - s.overflow)
 			s.overflow = overflow
 			ap := from.AddrPort()
-			key := visitorKey{netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), local}
-			use(key, m.Buffers[0][:m.N])
+			use(netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), local, m.Buffers[0][:m.N])
 		}
 		if n < len(room.messages) {
 			return lost, nil
@@ -102,7 +101,7 @@ func (s *socket) read(use func(key visitorKey, b []byte)) (lost int, err error) 
 }
 
 // wait returns when there is something to read.
-func (s *socket) wait() error {
+func (s *Socket) wait() error {
 	var failed error
 	err := s.raw.Read(func(fd uintptr) bool {
 		_, _, failed = unix.Recvfrom(int(fd), nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
@@ -115,7 +114,7 @@ func (s *socket) wait() error {
 }
 
 // control reads the local address and the kernel's count of dropped datagrams.
-func (s *socket) control(oob []byte) (local netip.Addr, overflow uint32) {
+func (s *Socket) control(oob []byte) (local netip.Addr, overflow uint32) {
 	local, overflow = s.bound, s.overflow
 	for len(oob) > 0 {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(oob)

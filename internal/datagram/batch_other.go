@@ -1,6 +1,6 @@
 //go:build !linux
 
-package udp
+package datagram
 
 import (
 	"net"
@@ -20,13 +20,13 @@ func newBatch(*net.UDPConn) (batch, error) {
 }
 
 func growBuffers(conn *net.UDPConn) {
-	_ = conn.SetReadBuffer(socketBuffer)
-	_ = conn.SetWriteBuffer(socketBuffer)
+	_ = conn.SetReadBuffer(bufferSize)
+	_ = conn.SetWriteBuffer(bufferSize)
 }
 
-// read waits for a datagram and hands it to use (b is valid during the call only).
-func (s *socket) read(use func(key visitorKey, b []byte)) (lost int, err error) {
-	n, nn, _, from, err := s.conn.ReadMsgUDPAddrPort(s.buf, s.oob)
+// ReadBatch waits for a datagram and hands it to use (b is valid during the call only).
+func (s *Socket) ReadBatch(use func(from netip.AddrPort, local netip.Addr, b []byte)) (lost int, err error) {
+	n, nn, _, from, err := s.ReadMsgUDPAddrPort(s.buf, s.oob)
 	if err != nil {
 		return 0, err
 	}
@@ -38,6 +38,6 @@ func (s *socket) read(use func(key visitorKey, b []byte)) (lost int, err error) 
 	} else if m4.Parse(s.oob[:nn]) == nil && m4.Dst != nil {
 		local, _ = netip.AddrFromSlice(m4.Dst)
 	}
-	use(visitorKey{netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), local.Unmap()}, s.buf[:n])
+	use(netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), local.Unmap(), s.buf[:n])
 	return 0, nil
 }
