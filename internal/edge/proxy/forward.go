@@ -21,6 +21,11 @@ func (x *exchange) forward() {
 	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
 		x.body = newRequestBody(x, r.Body)
 	}
+	if r.Context().Value(http.ServerContextKey) == nil {
+		// Only under this key does httputil believe that a server will recover its panic, and
+		// break a half-sent answer off instead of making it look whole. HTTP/3's server does.
+		r = r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, &http.Server{}))
+	}
 	proxy := httputil.ReverseProxy{
 		Rewrite:        x.rewrite,
 		Transport:      roundTripper{x},

@@ -87,8 +87,8 @@ func (us *upgrades) end(f func(*upgraded) bool) {
 
 // upgraded is the visitor's side of a connection that left HTTP.
 type upgraded struct {
-	net.Conn           // the visitor's connection, or its stream
-	read     io.Reader // with what came before the switch
+	net.Conn               // the visitor's connection, or its stream
+	early    *bufio.Reader // what came before the switch, until it is read; may be nil
 	set      *upgrades
 	w        *writer
 	tunnelID string
@@ -102,8 +102,8 @@ type upgraded struct {
 	told   bool    // it went out
 }
 
-func (us *upgrades) adopt(w *writer, c net.Conn, r io.Reader, protocol string) *upgraded {
-	u := &upgraded{Conn: c, read: r, set: us, w: w, tunnelID: w.x.rules.Tunnel().GetId(), closed: make(chan struct{})}
+func (us *upgrades) adopt(w *writer, c net.Conn, early *bufio.Reader, protocol string) *upgraded {
+	u := &upgraded{Conn: c, early: early, set: us, w: w, tunnelID: w.x.rules.Tunnel().GetId(), closed: make(chan struct{})}
 	if strings.EqualFold(protocol, "websocket") {
 		u.frames = &frames{}
 	}
@@ -123,7 +123,14 @@ func (us *upgrades) hijack(w *writer) (net.Conn, *bufio.ReadWriter, error) {
 	return u, bufio.NewReadWriter(bufio.NewReader(u), brw.Writer), nil
 }
 
-func (u *upgraded) Read(b []byte) (int, error) { return u.read.Read(b) }
+func (u *upgraded) Read(b []byte) (int, error) {
+	// Past its buffer the server's reader would take the end of the visitor's bytes for the end
+	// of the visitor, and cancel the request.
+	if u.early != nil && u.early.Buffered() > 0 {
+		return u.early.Read(b[:min(len(b), u.early.Buffered())])
+	}
+	return u.Conn.Read(b)
+}
 
 func (u *upgraded) Write(b []byte) (int, error) {
 	u.mu.Lock()
@@ -256,7 +263,7 @@ func (b *bridge) check(res *http.Response) error {
 // the 101 that httputil writes first becomes a 200 with the same headers.
 func (us *upgrades) bridge(w *writer) (net.Conn, *bufio.ReadWriter, error) {
 	c := &streamConn{w: w, body: w.bridge.body}
-	u := us.adopt(w, c, c.body, w.bridge.protocol)
+	u := us.adopt(w, c, nil, w.bridge.protocol)
 	return u, bufio.NewReadWriter(bufio.NewReader(u), bufio.NewWriter(&switchHead{w: w})), nil
 }
 
