@@ -332,7 +332,6 @@ func (a *Acceptor) join(r *Replica, o *wirev1.Opening, b *binding) (*session, *r
 		a.cfg.Joined(r)
 	}
 	s.start()
-	r.pair.flows.sessionsChanged()
 	r.lanes.retell()
 	return s, nil
 }
@@ -404,7 +403,6 @@ func (a *Acceptor) sessionEnded(r *Replica, s *session) {
 	r.events.Lock()
 	defer r.events.Unlock()
 	if a.noteEnd(r) {
-		r.pair.flows.left()
 		if a.cfg.Left != nil {
 			a.cfg.Left(r)
 		}

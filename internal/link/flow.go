@@ -58,8 +58,8 @@ type flowSet struct {
 	find func(c flowCarrier, d *wire.Datagram) *flow
 	// stream returns a stream for the datagrams of f that need one.
 	stream func(f *flow) (Stream, error)
-	// added and ended are told of flows that came and are gone.
-	added, ended func(f *flow)
+	// ended is told of flows that are gone, if set. The caller holds mu.
+	ended func(f *flow)
 
 	parts  partTable
 	told   recently
@@ -108,7 +108,6 @@ func (s *flowSet) add(f *flow) bool {
 		return false
 	}
 	s.flows[f.id.Load()] = f
-	s.added(f)
 	return true
 }
 
@@ -117,7 +116,9 @@ func (s *flowSet) remove(f *flow) {
 	defer s.mu.Unlock()
 	if id := f.id.Load(); s.flows[id] == f {
 		delete(s.flows, id)
-		s.ended(f)
+		if s.ended != nil {
+			s.ended(f)
+		}
 	}
 }
 

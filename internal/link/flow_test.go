@@ -105,7 +105,7 @@ func (p *flowPipe) set(edge bool) *flowSet {
 	}
 	return &flowSet{
 		log: slog.New(slog.DiscardHandler), goFunc: func(f func()) { p.wg.Go(f) }, flows: make(map[uint32]*flow),
-		dropped: DatagramsDropped(nil, part), added: func(*flow) {}, ended: func(*flow) {},
+		dropped: DatagramsDropped(nil, part),
 		current: func() flowCarrier {
 			p.mu.Lock()
 			defer p.mu.Unlock()

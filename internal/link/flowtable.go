@@ -33,8 +33,6 @@ func newFlows(p *pair) flowTable {
 			}
 			return nil
 		},
-		added: func(*flow) { p.active.Add(1) },
-		ended: func(*flow) { p.active.Add(-1) },
 	}
 	if handler := p.owner.handler(); handler != nil {
 		return &flows{flowSet: set, agent: newAgentFlows(set, handler)}
@@ -61,16 +59,11 @@ func (t *flows) stream(st Stream, h *wirev1.StreamHeader) {
 	}
 }
 
-// Flows look for the session whenever they send, and wait for another one when the last has
-// ended; the pair's end is theirs.
-func (t *flows) sessionsChanged() {}
-func (t *flows) left()            {}
-
 // sessionCarrier lends a session to flows. Waiting for QUIC's short queue is what fills the
 // queues of flows, so datagrams go to it directly.
 type sessionCarrier struct{ *session }
 
-func (c sessionCarrier) datagrams() bool               { return c.hasDatagrams() }
+func (c sessionCarrier) datagrams() bool               { return c.takesDatagrams }
 func (c sessionCarrier) sendDatagram(b []byte) error   { return c.qc.SendDatagram(b) }
 func (c sessionCarrier) sendControl(m *wirev1.Control) { c.send(m) }
 
@@ -225,9 +218,7 @@ type ack struct {
 func newAgentFlows(set *flowSet, handler Handler) *agentFlows {
 	s := &agentFlows{flowSet: set, handler: handler, byVisitor: make(map[visitorKey]*flow), acks: make(map[uint32]ack)}
 	set.find, set.stream = s.findFlow, s.awaitStream
-	ended := set.ended
 	set.ended = func(f *flow) {
-		ended(f)
 		if key := keyOf(f.header); s.byVisitor[key] == f {
 			delete(s.byVisitor, key)
 		}

@@ -20,8 +20,6 @@ import (
 const (
 	// controlQueue bounds control frames that wait for the network; more means the peer is stuck.
 	controlQueue = 4096
-	// datagramQueue bounds datagrams that wait for QUIC's own short queue.
-	datagramQueue = 512
 	// pingPadding makes a ping large enough to earn a stateless reset.
 	pingPadding = 64
 )
@@ -51,8 +49,9 @@ type session struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when all goroutines ended
 
-	out   chan *wirev1.Control
-	dgram chan []byte
+	out chan *wirev1.Control
+	// takesDatagrams: the carrier has datagrams at both ends.
+	takesDatagrams bool
 
 	heard     atomic.Int64 // time of the last control frame, UnixNano
 	rtt       atomic.Int64
@@ -77,9 +76,7 @@ func newSession(p *pair, number uint64, carrier string, ctl controlConn, qc *qui
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.heard.Store(time.Now().UnixNano())
-	if s.hasDatagrams() {
-		s.dgram = make(chan []byte, datagramQueue)
-	}
+	s.takesDatagrams = takesDatagrams(qc)
 	return s
 }
 
@@ -98,9 +95,8 @@ func (s *session) start() {
 	run(s.watch)
 	if s.qc != nil {
 		run(s.acceptStreams)
-		if s.dgram != nil {
+		if s.takesDatagrams {
 			run(s.readDatagrams)
-			run(s.writeDatagrams)
 		}
 	}
 	s.pair.goFunc(func() {
@@ -110,7 +106,6 @@ func (s *session) start() {
 		wg.Wait()
 		s.abortStreams()
 		s.pair.remove(s)
-		s.pair.flows.sessionsChanged()
 		close(s.done)
 		s.pair.owner.ended(s)
 	})
