@@ -13,6 +13,7 @@ import (
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/opening"
+	"github.com/adit-dev/adit/internal/outbound"
 	"github.com/adit-dev/adit/internal/reason"
 )
 
@@ -88,7 +89,7 @@ func (c *Connector) resolve(ctx context.Context) ([]string, error) {
 	var out []string
 	var firstErr error
 	for _, hp := range c.cfg.Edge.GetAddresses() {
-		host, port, err := net.SplitHostPort(hp)
+		host, port, err := net.SplitHostPort(outbound.Loopback(hp))
 		if err != nil {
 			firstErr = errors.Join(firstErr, fmt.Errorf("edge address %q: want host:port", hp))
 			continue
