@@ -22,6 +22,8 @@ import (
 	"github.com/caddyserver/certmagic"
 	"github.com/mholt/acmez/v3"
 	"github.com/mholt/acmez/v3/acme"
+
+	"github.com/adit-dev/adit/internal/outbound"
 )
 
 const (
@@ -50,6 +52,9 @@ func newIssuer(cfg ACMEConfig, roots *x509.CertPool, storage certmagic.Storage, 
 	transport.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	// A minute between requests of an order is rare; kept connections are not worth their sockets.
 	transport.IdleConnTimeout = 10 * time.Second
+	transport.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		return (&net.Dialer{Timeout: 30 * time.Second}).DialContext(ctx, network, outbound.Loopback(addr))
+	}
 	return &issuer{
 		cfg: cfg, storage: storage, slots: make(chan struct{}, orders),
 		client: &acmez.Client{
