@@ -4,16 +4,30 @@ package hub
 
 import (
 	"context"
-	"crypto/ed25519"
+	"encoding/hex"
+	"errors"
+	"fmt"
 	"log/slog"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/hostname"
+	"github.com/adit-dev/adit/internal/hub/store"
+	"github.com/adit-dev/adit/internal/hublink"
 	"github.com/adit-dev/adit/internal/identity"
+	"github.com/adit-dev/adit/internal/reason"
 )
+
+// agentKinds are the tokens whose replicas edges admit.
+var agentKinds = []string{string(identity.KindInvite), string(identity.KindAgent)}
 
 // Config is what a hub needs to know. Listeners are bound before it is made, so that URL and
 // OwnPorts hold real ports.
@@ -32,6 +46,8 @@ type Config struct {
 	TCPPorts, UDPPorts []*hubv1.PortRange
 	// OwnPorts are ports the server itself listens on; they cannot be granted.
 	OwnPorts []OwnPort
+	// MaxStoreConns caps connections to the store; 0 = 4.
+	MaxStoreConns int
 	// Version of the software, for status.
 	Version string
 	// Now is the clock; nil = time.Now.
@@ -46,53 +62,219 @@ type OwnPort struct {
 	Port uint16
 }
 
-// Issuer makes the certificates that edges present to visitors.
-type Issuer interface {
-	// Certificate returns what to present for name (an exact name or "*.x") now, issuing or
-	// renewing when needed. When there is none yet it returns one with Problem set, or an error,
-	// which the hub publishes as the problem. It is asked again every minute and after
-	// CertificatesChanged.
-	Certificate(ctx context.Context, name string) (*hubv1.Certificate, error)
+func (c *Config) complete() error {
+	var err error
+	if c.Domain, err = hostname.Normalize(c.Domain); err != nil {
+		return fmt.Errorf("--domain: %w", err)
+	}
+	if c.HubHost == "" {
+		c.HubHost = "hub." + c.Domain
+	}
+	if c.HubHost, err = hostname.Normalize(c.HubHost); err != nil {
+		return fmt.Errorf("--hub-host: %w", err)
+	}
+	if c.HubHost == c.Domain || hostname.Below(c.Domain, c.HubHost) {
+		return fmt.Errorf("--hub-host %q: everything below it is reserved, which would leave no name for tunnels; use a name below the domain, as hub.%s", c.HubHost, c.Domain)
+	}
+	if u, err := url.Parse(c.URL); err != nil || u.Scheme != "https" || u.Host == "" {
+		return fmt.Errorf("hub URL %q: want https://HOST[:PORT]", c.URL)
+	}
+	if c.DatabaseURL == "" {
+		c.DatabaseURL = "sqlite:" + filepath.Join(c.DataDir, "adit.db")
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return nil
 }
 
 // Hub is one control plane over one store.
-type Hub struct{ cfg Config }
+type Hub struct {
+	cfg      Config
+	log      *slog.Logger
+	store    *store.Store
+	sealer   *identity.Sealer
+	key      *identity.NodeKey
+	hostName string
+	issuer   Issuer
+	askAgain chan struct{}
+
+	feed     *feed
+	presence *presence
+	reap     *reaper
+
+	stopping chan struct{}
+	stop     func()
+
+	mu sync.Mutex
+	// seen is when an edge's report was noted in the store.
+	seen map[string]time.Time
+	// onRevoke is called with the id of each token that is revoked.
+	onRevoke func(tokenID string)
+}
 
 // New opens the store, migrates it and makes what a first start needs: the hub's identity key,
 // secret.key and admin.key.
-func New(ctx context.Context, cfg Config) (*Hub, error) { panic("unbuilt") }
-
-// Key is the hub's identity, whose hash every token pins.
-func (h *Hub) Key() *identity.NodeKey { panic("unbuilt") }
-
-// SetIssuer is called before Run. Without an issuer no certificates are published.
-func (h *Hub) SetIssuer(i Issuer) { panic("unbuilt") }
-
-// CertificatesChanged makes the hub ask the issuer for every name again.
-func (h *Hub) CertificatesChanged() { panic("unbuilt") }
-
-// GetSecret returns what PutSecret stored, or an error that is fs.ErrNotExist.
-func (h *Hub) GetSecret(ctx context.Context, name string) ([]byte, error) { panic("unbuilt") }
-
-// PutSecret stores value sealed with secret.key.
-func (h *Hub) PutSecret(ctx context.Context, name string, value []byte) error { panic("unbuilt") }
-
-// LocalFeed is the feed of an edge in the hub's own process.
-func (h *Hub) LocalFeed(edge ed25519.PublicKey) *LocalFeed { panic("unbuilt") }
-
-// Run does what needs time until ctx ends: withdrawals, expiries, certificates.
-func (h *Hub) Run(ctx context.Context) error { panic("unbuilt") }
-
-// Close closes the store; call it after Run has returned and no RPC runs.
-func (h *Hub) Close() error { panic("unbuilt") }
-
-// LocalFeed has the methods that an edge wants of its feed.
-type LocalFeed struct{}
-
-// Watch calls apply for each message from revision from on until ctx ends or apply fails.
-func (f *LocalFeed) Watch(ctx context.Context, from uint64, apply func(*hubv1.WatchResponse) error) error {
-	panic("unbuilt")
+func New(ctx context.Context, cfg Config) (*Hub, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	st, err := store.Open(ctx, store.Options{URL: cfg.DatabaseURL, Now: cfg.Now, MaxConns: cfg.MaxStoreConns})
+	if err != nil {
+		return nil, err
+	}
+	h := &Hub{
+		cfg: cfg, log: cfg.Log, store: st, askAgain: make(chan struct{}, 1),
+		feed: newFeed(), presence: newPresence(), reap: newReaper(),
+		stopping: make(chan struct{}), seen: map[string]time.Time{}, onRevoke: func(string) {},
+	}
+	h.stop = sync.OnceFunc(func() { close(h.stopping) })
+	if h.hostName, err = os.Hostname(); err != nil {
+		h.hostName = "localhost"
+	}
+	if err := h.start(ctx); err != nil {
+		_ = st.Close()
+		return nil, err
+	}
+	return h, nil
 }
 
-// Report tells the hub what the edge sees.
-func (f *LocalFeed) Report(ctx context.Context, r *hubv1.ReportRequest) error { panic("unbuilt") }
+func (h *Hub) start(ctx context.Context) error {
+	if err := h.loadKeys(ctx); err != nil {
+		return err
+	}
+	if err := h.storeSettings(ctx); err != nil {
+		return err
+	}
+	return h.load(ctx)
+}
+
+// Key is the hub's identity, whose hash every token pins.
+func (h *Hub) Key() *identity.NodeKey { return h.key }
+
+// Config is what the hub was made with, completed.
+func (h *Hub) Config() Config { return h.cfg }
+
+// OnRevoke sets what is called with the id of each revoked token, after the revocation is stored.
+// Call it before the hub serves.
+func (h *Hub) OnRevoke(f func(tokenID string)) { h.onRevoke = f }
+
+func (h *Hub) revoked(tokenID string) {
+	h.presence.dropToken(tokenID)
+	h.reap.invalidate()
+	h.onRevoke(tokenID)
+}
+
+// Run does what needs time until ctx ends: withdrawals, certificates, news of other processes.
+// Watches end with it.
+func (h *Hub) Run(ctx context.Context) error {
+	defer h.stop()
+	var wg sync.WaitGroup
+	wg.Go(func() { h.certify(ctx) })
+	wg.Go(func() { h.poll(ctx) })
+	wg.Go(func() { h.ticks(ctx) })
+	wg.Wait()
+	return nil
+}
+
+func (h *Hub) ticks(ctx context.Context) {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			if err := h.tick(ctx); err != nil && ctx.Err() == nil {
+				h.log.Warn("withdrawals not checked", "error", err)
+			}
+		}
+	}
+}
+
+// Close ends watches and closes the store; call it after Run has returned and no RPC runs.
+func (h *Hub) Close() error {
+	h.stop()
+	return h.store.Close()
+}
+
+// Stopping is closed when watches are to end.
+func (h *Hub) Stopping() <-chan struct{} { return h.stopping }
+
+// Credential looks up a token for an opening; nil = unknown.
+func (h *Hub) Credential(ctx context.Context, tokenID string) (*hubv1.Credential, error) {
+	var tok *store.Token
+	err := h.store.Read(ctx, func(tx *store.Tx) (err error) { tok, err = tx.Token(tokenID); return err })
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return credentialOf(tok), nil
+}
+
+// Admit checks what an opening's proof does not: room for one more edge.
+func (h *Hub) Admit(ctx context.Context, c *hublink.Caller) *reason.Error {
+	if c.Role != wirev1.Role_ROLE_EDGE {
+		return nil
+	}
+	e := edgeCaller{c.NodeKey, c.Credential.GetTokenId()}
+	err := h.store.Read(ctx, func(tx *store.Tx) error {
+		edges, err := tx.Edges()
+		if err != nil {
+			return err
+		}
+		return h.edgeRoom(tx, edges, e)
+	})
+	if err != nil {
+		return reason.Of(err, reason.HopHub)
+	}
+	return nil
+}
+
+// Serving notes that a replica watches; the returned function notes the end.
+func (h *Hub) Serving(c *hublink.Caller) (end func()) {
+	if c.Role == wirev1.Role_ROLE_EDGE {
+		return func() {}
+	}
+	k := keyOf(c)
+	h.presence.agent(k, h.cfg.Now(), func(a *agentPresence) { a.watches++; a.hostName, a.software = c.HostName, c.Software })
+	return func() { h.presence.agent(k, h.cfg.Now(), func(a *agentPresence) { a.watches-- }) }
+}
+
+// WatcherOf is what a proven caller may see.
+func WatcherOf(c *hublink.Caller) Watcher {
+	if c.Role == wirev1.Role_ROLE_EDGE {
+		return Watcher{Edge: true}
+	}
+	return Watcher{TokenID: c.Credential.GetTokenId()}
+}
+
+func (h *Hub) settings() *hubv1.Resource {
+	return &hubv1.Resource{Item: &hubv1.Resource_Settings{Settings: &hubv1.Settings{
+		Domain: h.cfg.Domain, HubHost: h.cfg.HubHost, TcpPorts: h.cfg.TCPPorts, UdpPorts: h.cfg.UDPPorts,
+	}}}
+}
+
+// storeSettings notes a change of settings since the last start, so that watches hear of it.
+func (h *Hub) storeSettings(ctx context.Context) error {
+	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(h.settings())
+	if err != nil {
+		return err
+	}
+	return h.store.Write(ctx, func(tx *store.Tx) error {
+		old, err := tx.Meta("settings")
+		if err != nil || hex.EncodeToString(old) == hex.EncodeToString(raw) {
+			return err
+		}
+		tx.Changed("settings/")
+		return tx.SetMeta("settings", raw)
+	})
+}

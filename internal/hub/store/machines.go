@@ -157,3 +157,27 @@ func (t *Tx) Certificates() ([]*Certificate, error) {
 	var out []*Certificate
 	return out, t.tx.NewSelect().Model(&out).Order("name").Scan(t.ctx)
 }
+
+// Edge returns an edge by id.
+func (t *Tx) Edge(id string) (*Edge, error) {
+	e := &Edge{}
+	return e, wrap(t.tx.NewSelect().Model(e).Where("id = ?", id).Scan(t.ctx))
+}
+
+// Certificate returns a certificate by name.
+func (t *Tx) Certificate(name string) (*Certificate, error) {
+	c := &Certificate{}
+	return c, wrap(t.tx.NewSelect().Model(c).Where("name = ?", name).Scan(t.ctx))
+}
+
+// ReleaseDeclarations makes declarations hold up a deleted tunnel no longer.
+func (t *Tx) ReleaseDeclarations(tunnelID string) error {
+	_, err := t.tx.NewRaw("UPDATE declarations SET tunnel_id = '' WHERE tunnel_id = ?", tunnelID).Exec(t.ctx)
+	return err
+}
+
+// ReplicasOf returns the replicas of a token that have declared.
+func (t *Tx) ReplicasOf(tokenID string) ([]Replica, error) {
+	var out []Replica
+	return out, t.tx.NewSelect().Model(&out).Where("token_id = ?", tokenID).Order("replica_id").Scan(t.ctx)
+}

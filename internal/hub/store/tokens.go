@@ -112,8 +112,20 @@ func (t *Tx) TokenNamed(kind, idOrName string) (*Token, error) {
 
 // Tokens returns tokens of some kinds in the order of name and id, after a position; limit 0 = all.
 func (t *Tx) Tokens(kinds []string, afterName, afterID string, limit int64) ([]*Token, error) {
+	return t.tokens(kinds, afterName, afterID, limit, false)
+}
+
+// LiveTokensOf is Tokens without those that are revoked.
+func (t *Tx) LiveTokensOf(kinds []string, afterName, afterID string, limit int64) ([]*Token, error) {
+	return t.tokens(kinds, afterName, afterID, limit, true)
+}
+
+func (t *Tx) tokens(kinds []string, afterName, afterID string, limit int64, live bool) ([]*Token, error) {
 	var out []*Token
 	q := t.tx.NewSelect().Model(&out).Where("kind IN (?)", bun.List(kinds)).Order("name", "id")
+	if live {
+		q = q.Where("revoked_at = 0")
+	}
 	if afterID != "" {
 		q = q.Where("name > ? OR name = ? AND id > ?", afterName, afterName, afterID)
 	}

@@ -1,0 +1,155 @@
+package hub
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/adit-dev/adit/internal/hub/store"
+	"github.com/adit-dev/adit/internal/identity"
+	"github.com/adit-dev/adit/internal/reason"
+)
+
+const (
+	hubKeySecret = "hub identity key"
+	adminHash    = "admin_key_sha256"
+	adminPrefix  = "adit_admin_"
+	// AdminKeyFile is the name of the local administrator's key in the data directory.
+	AdminKeyFile = "admin.key"
+)
+
+// loadKeys makes or reads what the hub is: secret.key, the identity key, admin.key.
+func (h *Hub) loadKeys(ctx context.Context) error {
+	path := h.cfg.SecretKeyFile
+	if path == "" {
+		path = filepath.Join(h.cfg.DataDir, "secret.key")
+	}
+	secret, err := identity.LoadOrCreateSecret(path)
+	if err != nil {
+		return err
+	}
+	if h.sealer, err = identity.NewSealer(secret); err != nil {
+		return err
+	}
+	seed, err := h.GetSecret(ctx, hubKeySecret)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if h.key, err = identity.NewNodeKey(); err != nil {
+			return err
+		}
+		err = h.PutSecret(ctx, hubKeySecret, h.key.Seed())
+	case err == nil:
+		h.key, err = identity.NodeKeyFromSeed(seed)
+	default:
+		err = fmt.Errorf("hub identity key: %w (secret key file %s)", err, path)
+	}
+	if err != nil {
+		return err
+	}
+	return h.loadAdminKey(ctx)
+}
+
+// loadAdminKey makes admin.key if it is not there; whoever can write the data directory decides
+// what it is. The store keeps its hash only.
+func (h *Hub) loadAdminKey(ctx context.Context) error {
+	path := filepath.Join(h.cfg.DataDir, AdminKeyFile)
+	data, err := os.ReadFile(path)
+	key := strings.TrimSpace(string(data))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		raw := make([]byte, 32)
+		if _, err := rand.Read(raw); err != nil {
+			return err
+		}
+		key = adminPrefix + base64.RawURLEncoding.EncodeToString(raw)
+		if err := writeFile(path, key+"\n"); err != nil {
+			return fmt.Errorf("admin key: %w", err)
+		}
+	case err != nil:
+		return fmt.Errorf("admin key: %w", err)
+	case len(key) < len(adminPrefix)+43 || !strings.HasPrefix(key, adminPrefix):
+		return fmt.Errorf("admin key %s: is not a key that adit made; delete the file and start again to get a new one", path)
+	default:
+		if err := os.Chmod(path, 0o600); err != nil {
+			return fmt.Errorf("admin key: %w", err)
+		}
+	}
+	sum := sha256.Sum256([]byte(key))
+	return h.store.Write(ctx, func(tx *store.Tx) error { return tx.SetMeta(adminHash, sum[:]) })
+}
+
+// writeFile writes a secret to a new file in one step.
+func writeFile(path, content string) error {
+	tmp := path + ".tmp"
+	if err := os.WriteFile(tmp, []byte(content), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// Person is who uses the API with a key.
+type Person struct {
+	// Name is for logs.
+	Name string
+	// Role is owner, admin or viewer.
+	Role string
+}
+
+// Authenticate tells whose key it is. The admin key counts from loopback peers only.
+func (h *Hub) Authenticate(ctx context.Context, key string, peer netip.Addr) (*Person, error) {
+	no := func(text string) error { return reason.New(reason.Unauthenticated, reason.HopHub, "%s", text) }
+	switch {
+	case key == "":
+		return nil, no("a key is needed: send Authorization: Bearer KEY")
+	case !strings.HasPrefix(key, adminPrefix):
+		return nil, no("the key is not known to this hub")
+	}
+	var want []byte
+	err := h.store.Read(ctx, func(tx *store.Tx) (err error) { want, err = tx.Meta(adminHash); return err })
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(key))
+	if subtle.ConstantTimeCompare(sum[:], want) != 1 {
+		return nil, no("the key is not known to this hub; if " + AdminKeyFile + " was replaced, restart the server")
+	}
+	if !peer.Unmap().IsLoopback() {
+		return nil, no(AdminKeyFile + " is accepted on the server's own host only")
+	}
+	return &Person{Name: "local-admin@" + h.hostName, Role: "owner"}, nil
+}
+
+// GetSecret returns what PutSecret stored, or an error that is fs.ErrNotExist.
+func (h *Hub) GetSecret(ctx context.Context, name string) ([]byte, error) {
+	var sealed []byte
+	err := h.store.Read(ctx, func(tx *store.Tx) (err error) { sealed, err = tx.Secret(name); return err })
+	if err != nil {
+		return nil, err
+	}
+	if sealed == nil {
+		return nil, fmt.Errorf("secret %q: %w", name, fs.ErrNotExist)
+	}
+	plain, err := h.sealer.Open(name, sealed)
+	if err != nil {
+		return nil, fmt.Errorf("secret %q: %w", name, err)
+	}
+	return plain, nil
+}
+
+// PutSecret stores value sealed with secret.key.
+func (h *Hub) PutSecret(ctx context.Context, name string, value []byte) error {
+	sealed, err := h.sealer.Seal(name, value)
+	if err != nil {
+		return err
+	}
+	return h.store.Write(ctx, func(tx *store.Tx) error { return tx.SetSecret(name, sealed) })
+}

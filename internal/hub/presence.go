@@ -1,0 +1,205 @@
+package hub
+
+import (
+	"sync"
+	"time"
+
+	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+)
+
+const (
+	// edgeSilence is how old an edge's last report may be; then what it said no longer counts.
+	edgeSilence = 30 * time.Second
+	// declareGrace is how long a replica that has declared lives without a session or a watch.
+	declareGrace = 10 * time.Second
+)
+
+// replicaKey names one agent process.
+type replicaKey struct{ token, replica string }
+
+// presence is what edges and agents reported last: soft state, rebuilt within seconds after a
+// start of the hub.
+type presence struct {
+	mu     sync.Mutex
+	edges  map[string]*edgePresence
+	agents map[replicaKey]*agentPresence
+}
+
+type edgePresence struct {
+	heard    time.Time
+	revision uint64
+	software string
+	draining bool
+	sessions []*hubv1.SessionReport
+	ports    []*hubv1.PortReport
+}
+
+type agentPresence struct {
+	watches  int
+	declared time.Time
+	heard    time.Time
+	draining bool
+	software string
+	hostName string
+	tunnels  []*hubv1.TunnelReport
+}
+
+func newPresence() *presence {
+	return &presence{edges: map[string]*edgePresence{}, agents: map[replicaKey]*agentPresence{}}
+}
+
+func (p *presence) edge(id string, now time.Time, r *hubv1.ReportRequest) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.edges[id] = &edgePresence{
+		heard: now, revision: r.GetRevision(), software: r.GetSoftware(), draining: r.GetDraining(),
+		sessions: r.GetSessions(), ports: r.GetPorts(),
+	}
+}
+
+func (p *presence) dropEdge(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.edges, id)
+}
+
+// agent changes what is known of one replica.
+func (p *presence) agent(k replicaKey, now time.Time, change func(*agentPresence)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := p.agents[k]
+	if a == nil {
+		a = &agentPresence{}
+		p.agents[k] = a
+	}
+	a.heard = now
+	change(a)
+}
+
+// heard tells whether any edge was heard lately.
+func (p *presence) heard(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.edges {
+		if e.fresh(now) {
+			return true
+		}
+	}
+	return false
+}
+
+func (e *edgePresence) fresh(now time.Time) bool { return now.Sub(e.heard) < edgeSilence }
+
+// alive is every replica that lives: with a session at an edge, a watch at the hub, or a
+// declaration a moment ago. The value holds the tunnels its sessions serve.
+func (p *presence) alive(now time.Time) map[replicaKey]map[string]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	out := map[replicaKey]map[string]bool{}
+	for _, e := range p.edges {
+		if !e.fresh(now) {
+			continue
+		}
+		for _, s := range e.sessions {
+			k := replicaKey{s.GetTokenId(), s.GetReplicaId()}
+			if out[k] == nil {
+				out[k] = map[string]bool{}
+			}
+			for _, id := range s.GetTunnelIds() {
+				out[k][id] = true
+			}
+		}
+	}
+	for k, a := range p.agents {
+		if out[k] == nil && a.lives(now) {
+			out[k] = map[string]bool{}
+		}
+	}
+	return out
+}
+
+func (a *agentPresence) lives(now time.Time) bool {
+	return a.watches > 0 || !a.draining && now.Sub(a.declared) < declareGrace
+}
+
+// lives tells whether one replica lives.
+func (p *presence) lives(k replicaKey, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if a := p.agents[k]; a != nil && a.lives(now) {
+		return true
+	}
+	for _, e := range p.edges {
+		if !e.fresh(now) {
+			continue
+		}
+		for _, s := range e.sessions {
+			if s.GetTokenId() == k.token && s.GetReplicaId() == k.replica {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// forget drops agents that have been gone for a while.
+func (p *presence) forget(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k, a := range p.agents {
+		if !a.lives(now) && now.Sub(a.heard) > 10*time.Minute {
+			delete(p.agents, k)
+		}
+	}
+	for id, e := range p.edges {
+		if now.Sub(e.heard) > 24*time.Hour {
+			delete(p.edges, id)
+		}
+	}
+}
+
+// dropToken forgets the replicas of a revoked token: their sessions are being closed.
+func (p *presence) dropToken(token string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for k := range p.agents {
+		if k.token == token {
+			delete(p.agents, k)
+		}
+	}
+}
+
+// replicasOf counts the live replicas of a token.
+func (p *presence) replicasOf(token string, now time.Time) int {
+	n := 0
+	for k := range p.alive(now) {
+		if k.token == token {
+			n++
+		}
+	}
+	return n
+}
+
+// portProblem returns the first problem that an edge has with a port of a tunnel.
+func (p *presence) portProblem(tunnelID string, now time.Time) (edge string, r *hubv1.PortReport) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, e := range p.edges {
+		if !e.fresh(now) {
+			continue
+		}
+		for _, pr := range e.ports {
+			if pr.GetTunnelId() == tunnelID && pr.GetProblem() != "" && (edge == "" || id < edge) {
+				edge, r = id, pr
+			}
+		}
+	}
+	return edge, r
+}
+
+// look calls f with the state locked.
+func (p *presence) look(f func(edges map[string]*edgePresence, agents map[replicaKey]*agentPresence)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(p.edges, p.agents)
+}
