@@ -206,6 +206,7 @@ func (c *Connector) connect(ctx context.Context, carriers []string, mode wirev1.
 		d.close(nil)
 		return nil, errors.New("the connector is closed")
 	}
+	c.lanes.sessions(true)
 	c.metrics.session(s.carrier, 1)
 	c.log.Info("session opened", "session", s.number, "carrier", s.carrier, "remote", s.remote)
 	s.start()
@@ -217,7 +218,6 @@ func (c *Connector) connect(ctx context.Context, carriers []string, mode wirev1.
 	}
 	c.sendServe(s)
 	c.lanes.sendLimit(s)
-	c.pair.flows.sessionsChanged()
 	if c.cfg.OnEdges != nil && len(d.reply.GetEdges()) > 0 {
 		c.cfg.OnEdges(d.reply.Edges)
 	}
@@ -333,7 +333,7 @@ func (c *Connector) ended(s *session) {
 		c.mu.Lock()
 		c.lastErr, c.lastAt = fmt.Errorf("session lost: %w", cause), time.Now()
 		c.mu.Unlock()
-		c.pair.flows.left()
+		c.lanes.sessions(false)
 	}
 	if errors.Is(cause, errDead) {
 		c.lanes.dropIdle() // they share the path that fell silent

@@ -37,6 +37,7 @@ type laneDialler struct {
 	until    time.Time // no dial before
 	wrong    int       // answers of a wrong edge in a row
 	stopped  bool
+	alone    time.Time // when the last session ended; zero while one is up
 }
 
 func newLaneDialler(c *Connector) *laneDialler {
@@ -69,6 +70,19 @@ func (d *laneDialler) wake() {
 func (d *laneDialler) setWant(n int) {
 	d.mu.Lock()
 	d.want = n
+	d.mu.Unlock()
+	d.wake()
+}
+
+// sessions notes whether a session is up: lanes outlive the last one for a while only.
+func (d *laneDialler) sessions(up bool) {
+	d.mu.Lock()
+	switch {
+	case up:
+		d.alone = time.Time{}
+	case d.alone.IsZero():
+		d.alone = time.Now()
+	}
 	d.mu.Unlock()
 	d.wake()
 }
@@ -112,6 +126,9 @@ func (d *laneDialler) run(ctx context.Context) {
 		if need > 0 && pause > 0 {
 			timer = time.After(pause)
 		}
+		if left := d.grace(); left > 0 && (timer == nil || left < pause) {
+			timer = time.After(left)
+		}
 		select {
 		case <-ctx.Done():
 		case <-d.kick:
@@ -120,11 +137,35 @@ func (d *laneDialler) run(ctx context.Context) {
 	}
 	d.mu.Lock()
 	d.stopped = true
-	for l := range d.lanes {
-		l.destroy(false)
-	}
+	d.destroyAll()
 	d.mu.Unlock()
 	d.wg.Wait()
+}
+
+// destroyAll closes all lanes. The caller holds mu.
+func (d *laneDialler) destroyAll() {
+	for l := range d.lanes {
+		l.destroy(true)
+	}
+}
+
+// grace is how much longer lanes live without a session; when it is over they are closed.
+func (d *laneDialler) grace() time.Duration {
+	up := d.c.pair.current() != nil
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if up {
+		d.alone = time.Time{}
+	}
+	if d.alone.IsZero() || len(d.lanes) == 0 {
+		return 0
+	}
+	left := d.c.timing.laneGrace - time.Since(d.alone)
+	if left <= 0 {
+		d.destroyAll()
+		return 0
+	}
+	return left
 }
 
 // dial makes one lane and serves its streams until it ends.
