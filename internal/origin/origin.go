@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/url"
 	"os"
@@ -46,6 +47,8 @@ type Config struct {
 	Getenv func(string) string
 	// Lookup resolves names; nil = the system's resolver.
 	Lookup func(ctx context.Context, host string) ([]net.IPAddr, error)
+	// Log hears of every dial at debug level; nil = nobody.
+	Log *slog.Logger
 }
 
 // Spec is one origin, ready to be dialled.
@@ -134,6 +137,9 @@ func New(cfg Config) (*Dialer, error) {
 	if cfg.Getenv == nil {
 		cfg.Getenv = os.Getenv
 	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
 	if cfg.Lookup == nil {
 		cfg.Lookup = net.DefaultResolver.LookupIPAddr
 	}
@@ -187,10 +193,13 @@ func (d *Dialer) Dial(ctx context.Context, s *Spec, h *wirev1.StreamHeader) (*Co
 	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Timeout)
 	defer cancel()
+	start := time.Now()
 	tcp, rerr := d.dialTCP(ctx, s)
 	if rerr != nil {
+		d.cfg.Log.Debug("origin not reached", "origin", s, "took", time.Since(start), "reason", rerr.Code, "detail", rerr.Detail)
 		return nil, clientGone(caller, rerr)
 	}
+	d.cfg.Log.Debug("origin connected", "origin", s, "address", tcp.RemoteAddr(), "took", time.Since(start))
 	raw := &headedConn{tcp: tcp, head: head}
 	c := &Conn{Conn: raw, raw: raw}
 	if s.TLS() {
