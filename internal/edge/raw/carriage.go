@@ -1,0 +1,196 @@
+package raw
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	"github.com/adit-dev/adit/internal/edge/dial"
+	"github.com/adit-dev/adit/internal/front"
+	"github.com/adit-dev/adit/internal/reason"
+)
+
+// Buffers are taken only while there is data: an idle connection holds none towards the visitor
+// and a small one towards the stream.
+const (
+	smallBuffer = 2 << 10
+	largeBuffer = 64 << 10
+)
+
+var (
+	small = sync.Pool{New: func() any { b := make([]byte, smallBuffer); return &b }}
+	large = sync.Pool{New: func() any { b := make([]byte, largeBuffer); return &b }}
+)
+
+// carriage is one visitor connection and its stream.
+type carriage struct {
+	visitor *front.Conn
+	stream  *dial.Conn
+	tunnel  *hubv1.Tunnel
+	replica string
+	cancel  context.CancelFunc
+	idle    time.Duration
+
+	// in and out count bytes from and to the visitor.
+	in, out atomic.Int64
+	// half is set when one direction has ended: the other must keep moving then.
+	half atomic.Bool
+}
+
+// run copies both ways until both directions ended (nil), or something aborts both.
+func (k *carriage) run(ctx context.Context) *reason.Error {
+	stop := context.AfterFunc(ctx, k.abort)
+	defer stop()
+	inbound := make(chan error, 1)
+	go func() { inbound <- k.finish(k.copyIn(), k.stream.CloseWrite) }()
+	outErr := k.finish(k.copyOut(), k.visitor.CloseWrite)
+	inErr := <-inbound
+	if outErr == nil && inErr == nil {
+		_ = k.stream.Close()
+		return nil
+	}
+	// The stream's side knows the reason, if anybody does.
+	var e *reason.Error
+	if errors.As(inErr, &e) && !errors.As(outErr, &e) {
+		outErr = inErr
+	} else if outErr == nil {
+		outErr = inErr
+	}
+	return endOf(ctx, outErr)
+}
+
+// finish ends one direction: cleanly, by passing the end on and giving the other direction its
+// idle limit, or by aborting both.
+func (k *carriage) finish(err error, closeWrite func() error) error {
+	if err == nil {
+		if err = closeWrite(); err == nil || gone(err) {
+			k.half.Store(true)
+			k.moved()
+			return nil
+		}
+	}
+	k.abort()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return reason.Wrap(err, reason.VisitorTimeout, reason.HopEdge, "one direction has ended and nothing moved in the other for %v", k.idle)
+	}
+	return err
+}
+
+// moved gives the direction that is left alone its next idle time, for reading and for writing.
+func (k *carriage) moved() {
+	if !k.half.Load() {
+		return
+	}
+	t := time.Now().Add(k.idle)
+	_ = k.visitor.SetDeadline(t)
+	_ = k.stream.SetDeadline(t)
+}
+
+// gone reports an error of closing a direction that the other side has closed already.
+func gone(err error) bool {
+	return errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ENOTCONN)
+}
+
+// abort ends both sides at once; a blocked reader or writer of either returns.
+func (k *carriage) abort() {
+	k.stream.Abort()
+	_ = k.visitor.Reset()
+}
+
+// copyIn carries the visitor's bytes to the stream.
+func (k *carriage) copyIn() error {
+	sock, ok := k.visitor.NetConn().(syscall.Conn)
+	if !ok {
+		return k.copy(k.stream, k.visitor, &k.in)
+	}
+	rc, err := sock.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for {
+		buf, n, err := readWhenReady(rc)
+		if n > 0 {
+			k.in.Add(int64(n))
+			_, werr := k.stream.Write((*buf)[:n])
+			large.Put(buf)
+			if werr != nil {
+				return werr
+			}
+			k.moved()
+			continue
+		}
+		return err
+	}
+}
+
+// copyOut carries the origin's bytes to the visitor.
+func (k *carriage) copyOut() error { return k.copy(k.visitor, k.stream, &k.out) }
+
+// copy uses a small buffer until a read fills it, and a large one while reads do so.
+func (k *carriage) copy(dst io.Writer, src net.Conn, count *atomic.Int64) error {
+	pool := &small
+	buf := pool.Get().(*[]byte)
+	defer func() { pool.Put(buf) }()
+	for {
+		n, err := src.Read(*buf)
+		if n > 0 {
+			count.Add(int64(n))
+			if _, werr := dst.Write((*buf)[:n]); werr != nil {
+				return werr
+			}
+			k.moved()
+		}
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		want := pool
+		switch {
+		case n == smallBuffer && pool == &small:
+			want = &large
+		case n < smallBuffer && pool == &large:
+			want = &small
+		}
+		if want != pool {
+			pool.Put(buf)
+			pool = want
+			buf = pool.Get().(*[]byte)
+		}
+	}
+}
+
+// readWhenReady waits for data without a buffer, takes one and reads. At the end it returns no
+// buffer and a nil error.
+func readWhenReady(rc syscall.RawConn) (buf *[]byte, n int, err error) {
+	var rerr error
+	err = rc.Read(func(fd uintptr) bool {
+		buf = large.Get().(*[]byte)
+		for {
+			n, rerr = syscall.Read(int(fd), *buf)
+			if rerr != syscall.EINTR {
+				break
+			}
+		}
+		if rerr == nil && n > 0 {
+			return true
+		}
+		large.Put(buf)
+		buf, n = nil, 0
+		return rerr != syscall.EAGAIN
+	})
+	switch {
+	case err != nil:
+	case rerr != nil:
+		err = os.NewSyscallError("read", rerr)
+	}
+	return buf, n, err
+}
