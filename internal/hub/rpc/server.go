@@ -3,20 +3,59 @@
 package rpc
 
 import (
+	"context"
+	"fmt"
 	"net/http"
 
+	"connectrpc.com/connect"
+
+	"github.com/adit-dev/adit/api/hub/v1/hubv1connect"
 	"github.com/adit-dev/adit/internal/hub"
 	"github.com/adit-dev/adit/internal/hublink"
 )
 
-// Server is the API of one hub.
-type Server struct{}
+// maxRequest bounds a request: a full list of declared tunnels fits.
+const maxRequest = 8 << 20
 
-// New returns the API of h.
-func New(h *hub.Hub) *Server { panic("unbuilt") }
+// Server is the API of one hub.
+type Server struct {
+	api  *http.ServeMux
+	link *hublink.Server
+}
+
+// New returns the API of h. Revocations at h close the connections of their token.
+func New(h *hub.Hub) *Server {
+	cfg := h.Config()
+	s := &Server{api: http.NewServeMux()}
+	opts := []connect.HandlerOption{
+		connect.WithInterceptors(newGuard(h)),
+		connect.WithReadMaxBytes(maxRequest),
+		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
+			cfg.Log.Error("panic in the hub API", "procedure", spec.Procedure, "panic", fmt.Sprint(p))
+			return connect.NewError(connect.CodeInternal, errInternal)
+		}),
+	}
+	s.api.Handle(hubv1connect.NewMachineServiceHandler(machines{h}, opts...))
+	s.api.Handle(hubv1connect.NewInviteServiceHandler(people{h}, opts...))
+	s.api.Handle(hubv1connect.NewTunnelServiceHandler(people{h}, opts...))
+	s.api.Handle(hubv1connect.NewAgentServiceHandler(people{h}, opts...))
+	s.api.Handle(hubv1connect.NewPortServiceHandler(people{h}, opts...))
+	s.api.Handle(hubv1connect.NewEdgeServiceHandler(people{h}, opts...))
+	s.api.Handle(hubv1connect.NewServerServiceHandler(people{h}, opts...))
+	s.link = hublink.NewServer(hublink.ServerConfig{
+		Key: h.Key(), Credential: h.Credential, Admit: h.Admit, Handler: s.api, Now: cfg.Now, Log: cfg.Log,
+	})
+	h.OnRevoke(s.link.CloseToken)
+	return s
+}
 
 // Link takes connections under ALPN adit-hub/1, and WebSockets at /.adit/hub.
-func (s *Server) Link() *hublink.Server { panic("unbuilt") }
+func (s *Server) Link() *hublink.Server { return s.link }
 
 // Handler serves the hub host over HTTPS: the API for people (bearer key) and /.adit/hub.
-func (s *Server) Handler() http.Handler { panic("unbuilt") }
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/", s.api)
+	mux.Handle(hublink.Path, s.link)
+	return mux
+}

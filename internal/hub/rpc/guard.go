@@ -1,0 +1,121 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/adit-dev/adit/internal/hub"
+	"github.com/adit-dev/adit/internal/hublink"
+	"github.com/adit-dev/adit/internal/reason"
+)
+
+// guard stands before every procedure: it admits the caller, counts, and turns errors into what
+// callers understand.
+type guard struct {
+	hub      *hub.Hub
+	requests *prometheus.CounterVec
+}
+
+func newGuard(h *hub.Hub) *guard {
+	g := &guard{hub: h, requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "adit_hub_requests_total", Help: "Calls of the hub API by procedure and result.",
+	}, []string{"procedure", "code"})}
+	if r := h.Config().Registry; r != nil {
+		r.MustRegister(g.requests)
+	}
+	return g
+}
+
+// WrapUnary implements connect.Interceptor.
+func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		var resp connect.AnyResponse
+		err := g.admit(ctx, req.Spec().Procedure, req.Header(), req.Peer().Addr)
+		if err == nil {
+			resp, err = next(ctx, req)
+		}
+		if err = g.done(req.Spec().Procedure, err); err != nil {
+			return nil, err
+		}
+		return resp, nil
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		err := g.admit(ctx, conn.Spec().Procedure, conn.RequestHeader(), conn.Peer().Addr)
+		if err == nil {
+			err = next(ctx, conn)
+		}
+		return g.done(conn.Spec().Procedure, err)
+	}
+}
+
+// admit tells whether the caller may call procedure.
+func (g *guard) admit(ctx context.Context, procedure string, header http.Header, peer string) error {
+	need, ok := access[procedure]
+	if !ok {
+		return reason.New(reason.AccessDenied, reason.HopHub, "%s is not open to anybody", procedure)
+	}
+	caller, machine := hublink.CallerFrom(ctx)
+	if len(need.machines) > 0 {
+		switch {
+		case !machine:
+			return reason.New(reason.Unauthenticated, reason.HopHub, "%s is for agents and edges, which prove themselves with a token", procedure)
+		case !slices.Contains(need.machines, caller.Role):
+			return reason.New(reason.AccessDenied, reason.HopHub, "%s is not for the role %s", procedure, caller.Role)
+		}
+		return nil
+	}
+	if machine {
+		return reason.New(reason.AccessDenied, reason.HopHub, "%s is for people with a key, not for tokens", procedure)
+	}
+	var addr netip.Addr
+	if ap, err := netip.ParseAddrPort(peer); err == nil {
+		addr = ap.Addr()
+	}
+	key, _ := strings.CutPrefix(header.Get("Authorization"), "Bearer ")
+	p, err := g.hub.Authenticate(ctx, strings.TrimSpace(key), addr)
+	if err != nil {
+		return err
+	}
+	if rank[p.Role] < rank[need.people] {
+		return reason.New(reason.AccessDenied, reason.HopHub, "%s needs the role %s", procedure, need.people)
+	}
+	return nil
+}
+
+// done counts a call and explains its error.
+func (g *guard) done(procedure string, err error) error {
+	code := "ok"
+	var ce *connect.Error
+	if err != nil {
+		if errors.As(err, &ce) {
+			err = ce
+		} else {
+			ce = explain(err)
+			if ce.Code() == connect.CodeInternal {
+				g.hub.Config().Log.Error("hub API failed", "procedure", procedure, "error", err)
+			}
+		}
+		code = ce.Code().String()
+	}
+	g.requests.WithLabelValues(procedure, code).Inc()
+	if ce == nil {
+		return nil
+	}
+	return ce
+}
