@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"log/slog"
 	"math/big"
 	"net"
@@ -41,6 +42,7 @@ type rig struct {
 	t      *testing.T
 	source *dialtest.Source
 	agent  *dialtest.Replica
+	agents []*dialtest.Replica
 	logs   *logBuffer
 	roots  *x509.CertPool
 	tls    *tls.Config
@@ -101,6 +103,9 @@ func (r *rig) serve(conf *tls.Config) string {
 		r.t.Fatal(err)
 	}
 	var ends sync.Map
+	if conf != nil {
+		conf = conf.Clone() // the server changes its own
+	}
 	s := &http.Server{
 		Handler: r.Proxy, ReadHeaderTimeout: 10 * time.Second, TLSConfig: conf,
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo),
@@ -286,4 +291,21 @@ func (r *rig) giveUpIdle() {
 		r.pool.close()
 		return r.agent.Active() == 0
 	})
+}
+
+// replicate makes n replicas of the agent, all with the same origins.
+func (r *rig) replicate(n int, origins ...string) {
+	r.agents = nil
+	for i := range n {
+		r.agents = append(r.agents, &dialtest.Replica{Name: fmt.Sprintf("r%d", i), Origins: origins})
+	}
+	r.source.Set(r.agents...)
+}
+
+// opened is how many streams the replicas of replicate opened.
+func (r *rig) opened() (n int64) {
+	for _, a := range r.agents {
+		n += a.Opened.Load()
+	}
+	return n
 }
