@@ -18,7 +18,7 @@ import (
 )
 
 // Buffers are taken only while there is data: an idle connection holds none towards the visitor
-// and a small one towards the stream.
+// and, at the latest after two sweeps, a small one towards the stream.
 const (
 	smallBuffer = 2 << 10
 	largeBuffer = 64 << 10
@@ -42,6 +42,7 @@ type carriage struct {
 	in, out atomic.Int64
 	// half is set when one direction has ended: the other must keep moving then.
 	half atomic.Bool
+	watch
 }
 
 // run copies both ways until both directions ended (nil), or something aborts both.
@@ -106,11 +107,7 @@ func (k *carriage) abort() {
 
 // copyIn carries the visitor's bytes to the stream.
 func (k *carriage) copyIn() error {
-	sock, ok := k.visitor.NetConn().(syscall.Conn)
-	if !ok {
-		return k.copy(k.stream, k.visitor, &k.in)
-	}
-	rc, err := sock.SyscallConn()
+	rc, err := k.socket()
 	if err != nil {
 		return err
 	}
@@ -118,7 +115,9 @@ func (k *carriage) copyIn() error {
 		buf, n, err := readWhenReady(rc)
 		if n > 0 {
 			k.in.Add(int64(n))
+			k.writing.Store(true)
 			_, werr := k.stream.Write((*buf)[:n])
+			k.writing.Store(false)
 			large.Put(buf)
 			if werr != nil {
 				return werr
@@ -130,40 +129,48 @@ func (k *carriage) copyIn() error {
 	}
 }
 
-// copyOut carries the origin's bytes to the visitor.
-func (k *carriage) copyOut() error { return k.copy(k.visitor, k.stream, &k.out) }
+// socket is the visitor's, for waiting on it without a buffer.
+func (k *carriage) socket() (syscall.RawConn, error) {
+	sock, ok := k.visitor.NetConn().(syscall.Conn)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return sock.SyscallConn()
+}
 
-// copy uses a small buffer until a read fills it, and a large one while reads do so.
-func (k *carriage) copy(dst io.Writer, src net.Conn, count *atomic.Int64) error {
+// copyOut carries the origin's bytes to the visitor: with a small buffer until a read fills it,
+// then with a large one until the sweep finds it idle.
+func (k *carriage) copyOut() error {
 	pool := &small
 	buf := pool.Get().(*[]byte)
 	defer func() { pool.Put(buf) }()
+	swap := func(to *sync.Pool) {
+		pool.Put(buf)
+		pool, buf = to, to.Get().(*[]byte)
+		k.holding.Store(to == &large)
+	}
 	for {
-		n, err := src.Read(*buf)
+		n, err := k.stream.Read(*buf)
 		if n > 0 {
-			count.Add(int64(n))
-			if _, werr := dst.Write((*buf)[:n]); werr != nil {
+			k.out.Add(int64(n))
+			if _, werr := k.visitor.Write((*buf)[:n]); werr != nil {
 				return werr
 			}
 			k.moved()
 		}
-		if err != nil {
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			return err
-		}
-		want := pool
 		switch {
-		case n == smallBuffer && pool == &small:
-			want = &large
-		case n < smallBuffer && pool == &large:
-			want = &small
-		}
-		if want != pool {
-			pool.Put(buf)
-			pool = want
-			buf = pool.Get().(*[]byte)
+		case err == nil && n == smallBuffer && pool == &small:
+			swap(&large)
+		case errors.Is(err, io.EOF):
+			return nil
+		case errors.Is(err, os.ErrDeadlineExceeded) && k.kicked.CompareAndSwap(true, false):
+			if pool == &large {
+				swap(&small)
+			}
+			_ = k.stream.SetReadDeadline(time.Time{})
+			k.moved()
+		case err != nil:
+			return err
 		}
 	}
 }

@@ -40,6 +40,8 @@ type Server struct {
 
 	mu   sync.Mutex
 	open map[string]map[*carriage]struct{}
+	// sweeper runs while there are connections.
+	sweeper *time.Timer
 }
 
 // New returns a server.
@@ -139,6 +141,9 @@ func (s *Server) track(k *carriage) {
 		s.open[id] = map[*carriage]struct{}{}
 	}
 	s.open[id][k] = struct{}{}
+	if s.sweeper == nil {
+		s.sweeper = time.AfterFunc(sweepEvery, s.sweep)
+	}
 }
 
 func (s *Server) forget(k *carriage) {
