@@ -63,8 +63,12 @@ func (t *flows) stream(st Stream, h *wirev1.StreamHeader) {
 // queues of flows, so datagrams go to it directly.
 type sessionCarrier struct{ *session }
 
+func (c sessionCarrier) sendDatagram(b []byte) error {
+	c.pace.wait()
+	return c.qc.SendDatagram(b)
+}
+
 func (c sessionCarrier) datagrams() bool               { return c.takesDatagrams }
-func (c sessionCarrier) sendDatagram(b []byte) error   { return c.qc.SendDatagram(b) }
 func (c sessionCarrier) sendControl(m *wirev1.Control) { c.send(m) }
 
 // edgeFlows is the edge's side: it numbers flows and opens their streams.

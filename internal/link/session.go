@@ -52,6 +52,7 @@ type session struct {
 	out chan *wirev1.Control
 	// takesDatagrams: the carrier has datagrams at both ends.
 	takesDatagrams bool
+	pace           pacer
 
 	heard     atomic.Int64 // time of the last control frame, UnixNano
 	rtt       atomic.Int64
