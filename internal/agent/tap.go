@@ -2,26 +2,33 @@ package agent
 
 import (
 	"bufio"
+	"bytes"
 	"io"
+	"math"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/origin"
 )
 
-// tapQueue is how many pipelined requests a tap follows.
-const tapQueue = 64
+const (
+	// tapQueue is how many pipelined requests, and pieces of each direction, a tap follows.
+	tapQueue = 64
+	// tapHeader is the longest header that it reads.
+	tapHeader = 64 << 10
+)
 
 // tap listens to one stream of kind http and tells of each HTTP/1 request with its status. It
-// changes nothing: what it cannot read, it lets pass. Other streams are told of once. The nil tap
-// does nothing.
+// changes nothing and never makes the stream wait: what it cannot read, or not in time, it lets
+// pass untold. Other streams are told of once. The nil tap does nothing.
 type tap struct {
 	on       func(Connection)
 	base     Connection
 	requests chan tapped
-	in, out  *io.PipeWriter
+	in, out  *tapPipe
 	wg       sync.WaitGroup
 }
 
@@ -41,11 +48,9 @@ func newTap(on func(Connection), h *wirev1.StreamHeader, s *service, spec *origi
 		return t
 	}
 	t.requests = make(chan tapped, tapQueue)
-	var in, out *io.PipeReader
-	in, t.in = io.Pipe()
-	out, t.out = io.Pipe()
-	t.wg.Go(func() { t.readRequests(in) })
-	t.wg.Go(func() { t.readResponses(out) })
+	t.in, t.out = newTapPipe(), newTapPipe()
+	t.wg.Go(t.readRequests)
+	t.wg.Go(t.readResponses)
 	return t
 }
 
@@ -68,31 +73,74 @@ func (t *tap) close() {
 	if t == nil || t.in == nil {
 		return
 	}
-	t.in.Close()
-	t.out.Close()
+	close(t.in.pieces)
+	close(t.out.pieces)
 	t.wg.Wait()
 }
 
-// tee writes what dst took to the listener, too.
+// tee gives the listener, too, what dst took.
 type tee struct {
 	dst      io.Writer
-	listener *io.PipeWriter
+	listener *tapPipe
 }
 
 func (w tee) Write(p []byte) (int, error) {
 	n, err := w.dst.Write(p)
-	// The listener reads to the end of its pipe, whatever comes.
-	_, _ = w.listener.Write(p[:n])
+	w.listener.offer(p[:n])
 	return n, err
 }
 
-func drain(r io.Reader) { _, _ = io.Copy(io.Discard, r) }
+// tapPipe is a reader of pieces that are offered to it. Once one is lost there are no more.
+type tapPipe struct {
+	pieces chan []byte
+	deaf   atomic.Bool
+	rest   []byte
+	// left bounds what one header may read.
+	left int
+}
 
-func (t *tap) readRequests(r *io.PipeReader) {
-	defer drain(r)
+func newTapPipe() *tapPipe { return &tapPipe{pieces: make(chan []byte, tapQueue)} }
+
+func (p *tapPipe) offer(b []byte) {
+	if len(b) == 0 || p.deaf.Load() {
+		return
+	}
+	select {
+	case p.pieces <- bytes.Clone(b):
+	default:
+		p.deaf.Store(true)
+	}
+}
+
+func (p *tapPipe) Read(b []byte) (int, error) {
+	if len(p.rest) == 0 {
+		if p.deaf.Load() || p.left <= 0 {
+			return 0, io.EOF
+		}
+		piece, ok := <-p.pieces
+		if !ok {
+			return 0, io.EOF
+		}
+		p.rest = piece
+	}
+	n := copy(b, p.rest)
+	p.rest, p.left = p.rest[n:], p.left-n
+	return n, nil
+}
+
+// body reads the rest of a message.
+func (p *tapPipe) body(r io.Reader) error {
+	p.left = math.MaxInt
+	_, err := io.Copy(io.Discard, r)
+	return err
+}
+
+func (t *tap) readRequests() {
+	defer t.in.deaf.Store(true)
 	defer close(t.requests)
-	br := bufio.NewReader(r)
+	br := bufio.NewReader(t.in)
 	for {
+		t.in.left = tapHeader
 		req, err := http.ReadRequest(br)
 		if err != nil {
 			return
@@ -106,24 +154,17 @@ func (t *tap) readRequests(r *io.PipeReader) {
 		default:
 			return
 		}
-		if _, err := io.Copy(io.Discard, req.Body); err != nil {
+		if t.in.body(req.Body) != nil {
 			return
 		}
 	}
 }
 
-func (t *tap) readResponses(r *io.PipeReader) {
-	defer drain(r)
-	br := bufio.NewReader(r)
-	for {
-		// Responses wait for bytes, so that one before its request is not taken for its answer.
-		if _, err := br.Peek(1); err != nil {
-			return
-		}
-		q, ok := <-t.requests
-		if !ok {
-			return
-		}
+func (t *tap) readResponses() {
+	defer t.out.deaf.Store(true)
+	br := bufio.NewReader(t.out)
+	for q := range t.requests {
+		t.out.left = tapHeader
 		resp, err := http.ReadResponse(br, q.req)
 		for err == nil && resp.StatusCode >= 100 && resp.StatusCode < 200 && resp.StatusCode != http.StatusSwitchingProtocols {
 			resp, err = http.ReadResponse(br, q.req)
@@ -134,10 +175,7 @@ func (t *tap) readResponses(r *io.PipeReader) {
 		c := t.base
 		c.Method, c.Target, c.Status, c.Took = q.req.Method, q.req.RequestURI, resp.StatusCode, time.Since(q.start)
 		t.on(c)
-		if resp.StatusCode == http.StatusSwitchingProtocols {
-			return
-		}
-		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		if resp.StatusCode == http.StatusSwitchingProtocols || t.out.body(resp.Body) != nil {
 			return
 		}
 	}
