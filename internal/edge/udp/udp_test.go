@@ -25,6 +25,8 @@ import (
 	"github.com/adit-dev/adit/internal/reason"
 )
 
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
 // replica answers every datagram with its id and what it got.
 type replica struct {
 	id      string
@@ -123,7 +125,6 @@ type bench struct {
 
 func start(t *testing.T, change func(*Config), rs ...dial.Replica) *bench {
 	t.Helper()
-	ignore := goleak.IgnoreCurrent()
 	b := &bench{source: &source{}, reg: prometheus.NewRegistry(), log: &bytes.Buffer{}}
 	b.source.set(rs...)
 	b.clock.Store(time.Now().UnixNano())
@@ -137,7 +138,9 @@ func start(t *testing.T, change func(*Config), rs ...dial.Replica) *bench {
 		if err := b.Close(); err != nil {
 			t.Error(err)
 		}
-		goleak.VerifyNone(t, ignore)
+		if n := testutil.ToFloat64(b.metrics.flows); n != 0 {
+			t.Errorf("the gauge says %v flows after Close", n)
+		}
 	})
 	return b
 }
