@@ -221,7 +221,7 @@ func (m *member) addEdge(ctx context.Context, e *wirev1.EdgeAddress) {
 		OnEdges:  func(l []*wirev1.EdgeAddress) { m.learnFromEdge(ctx, l) },
 		OnServed: func(v []*wirev1.TunnelVerdict) { m.edgeServed(id, v) },
 		OnState:  m.a.touch,
-		Log:      m.log.With("edge", id), Registry: m.a.cfg.Registry,
+		Log:      m.log, Registry: m.a.cfg.Registry,
 	})
 	m.edges[id] = r
 	r.conn.Serve(m.serveIDs())
@@ -267,7 +267,8 @@ func (m *member) serveIDs() []string {
 	return ids
 }
 
-// serve tells every edge the set. It calls connectors without mu: they call back.
+// serve tells every edge the set, and thereby asks for verdicts. It calls connectors without mu:
+// they call back.
 func (m *member) serve() {
 	m.serving.Lock()
 	defer m.serving.Unlock()

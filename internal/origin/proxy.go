@@ -3,8 +3,6 @@ package origin
 import (
 	"net"
 	"net/netip"
-	"sync"
-	"time"
 
 	"github.com/pires/go-proxyproto"
 
@@ -32,49 +30,3 @@ func proxyHeader(version byte, h *wirev1.StreamHeader) ([]byte, error) {
 	}
 	return p.Format()
 }
-
-// headedConn is a TCP connection whose PROXY header goes in one segment with what is written
-// first: payload, or a ClientHello.
-type headedConn struct {
-	tcp  *net.TCPConn
-	mu   sync.Mutex
-	head []byte
-}
-
-func (c *headedConn) flush() error {
-	_, err := c.Write(nil)
-	return err
-}
-
-func (c *headedConn) Write(b []byte) (int, error) {
-	c.mu.Lock()
-	head := c.head
-	c.head = nil
-	if head == nil {
-		c.mu.Unlock()
-		if len(b) == 0 {
-			return 0, nil
-		}
-		return c.tcp.Write(b)
-	}
-	defer c.mu.Unlock()
-	bufs := net.Buffers{head, b}
-	n, err := bufs.WriteTo(c.tcp)
-	return max(0, int(n)-len(head)), err
-}
-
-// CloseWrite ends this side's bytes; a header that waited for them goes first.
-func (c *headedConn) CloseWrite() error {
-	if err := c.flush(); err != nil {
-		return err
-	}
-	return c.tcp.CloseWrite()
-}
-
-func (c *headedConn) Read(b []byte) (int, error)         { return c.tcp.Read(b) }
-func (c *headedConn) Close() error                       { return c.tcp.Close() }
-func (c *headedConn) LocalAddr() net.Addr                { return c.tcp.LocalAddr() }
-func (c *headedConn) RemoteAddr() net.Addr               { return c.tcp.RemoteAddr() }
-func (c *headedConn) SetDeadline(t time.Time) error      { return c.tcp.SetDeadline(t) }
-func (c *headedConn) SetReadDeadline(t time.Time) error  { return c.tcp.SetReadDeadline(t) }
-func (c *headedConn) SetWriteDeadline(t time.Time) error { return c.tcp.SetWriteDeadline(t) }

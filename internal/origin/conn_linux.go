@@ -1,0 +1,22 @@
+package origin
+
+import (
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// closedByPeer reports whether the connection is gone altogether, not half-closed: after a reset.
+func closedByPeer(c *net.TCPConn) bool {
+	const stateClose = 7
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	closed := false
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		closed = err == nil && info.State == stateClose
+	})
+	return closed
+}

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package origin
+
+import "net"
+
+// closedByPeer is not known here: a write that fails says so soon enough.
+func closedByPeer(*net.TCPConn) bool { return false }
