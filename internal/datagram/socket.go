@@ -70,7 +70,7 @@ func (s *Socket) Reply(b, from []byte, to netip.AddrPort) error {
 // has that address only.
 func (s *Socket) ReplyFrom(local netip.Addr) []byte {
 	switch {
-	case s.bound.IsValid() || !local.IsValid():
+	case s.bound.IsValid() || !local.IsValid() || local.IsUnspecified():
 		return nil
 	case local.Is4():
 		return (&ipv4.ControlMessage{Src: local.AsSlice()}).Marshal()

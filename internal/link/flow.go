@@ -186,8 +186,8 @@ type flow struct {
 	draining bool
 	closed   bool
 	carried  Stream
-	// spare is set while carried was taken for want of datagrams.
-	spare bool
+	// carriedOn is the session that carried was opened on; nil at the agent.
+	carriedOn flowCarrier
 }
 
 func (s *flowSet) newFlow(id uint32, h *wirev1.StreamHeader) *flow {
@@ -332,7 +332,7 @@ func (f *flow) transmit(buf []byte) {
 		if c.datagrams() {
 			err = f.asDatagram(c, sequence, buf)
 		} else {
-			err = f.onStream(sequence, buf, true)
+			err = f.onStream(c, sequence, buf)
 		}
 		if err == nil {
 			return
@@ -360,7 +360,7 @@ var (
 
 // asDatagram sends a datagram as one or, if it does not fit, in parts or on a stream.
 func (f *flow) asDatagram(c flowCarrier, sequence uint16, buf []byte) error {
-	f.releaseSpare()
+	f.releaseStream(c)
 	encoded := encodeInPlace(buf, f.id.Load(), sequence)
 	if f.announce != nil && !f.acked.Load() {
 		d := wire.Datagram{Type: wire.DatagramOpen, Flow: f.id.Load(), Sequence: sequence,
@@ -378,11 +378,11 @@ func (f *flow) asDatagram(c flowCarrier, sequence uint16, buf []byte) error {
 	}
 	piece := int(large.MaxDatagramPayloadSize) - wire.MaxPartOverhead
 	if piece <= 0 || len(encoded) > piece*wire.MaxParts {
-		return f.onStream(sequence, buf, false)
+		return f.onStream(c, sequence, buf)
 	}
 	if err := f.inParts(c, encoded, piece); errors.As(err, &large) {
 		// The path's packets have just become smaller.
-		return f.onStream(sequence, buf, false)
+		return f.onStream(c, sequence, buf)
 	} else if err != nil {
 		return err
 	}

@@ -459,7 +459,12 @@ func TestFlowSurvivesSessions(t *testing.T) {
 	p.disconnect(second)
 	ping(f, got, 14)
 	eventually(t, "stream ended", func() bool { return p.streams.Load() == 0 })
-	p.disconnect(third) // None for a while.
+	ping(f, got, 9000)
+	fourth := p.connect(1163) // A stream does not stay on a session that was replaced.
+	ping(f, got, 16)
+	eventually(t, "stream ended", func() bool { return p.streams.Load() == 0 })
+	p.disconnect(third)
+	p.disconnect(fourth) // None for a while.
 	_ = f.Send([]byte("nobody"))
 	eventually(t, "counted", func() bool { return drops(p.edge.flowSet, dropNoSession) == 1 })
 	p.connect(1163)

@@ -12,16 +12,13 @@ import (
 
 // On a stream each encoded datagram follows its length in two bytes.
 
-// onStream sends a queued datagram on the flow's stream; spare says that the carrier has no
-// datagrams, so that the stream is given back when one that has takes over.
-func (f *flow) onStream(sequence uint16, buf []byte, spare bool) error {
+// onStream sends a queued datagram on the flow's stream.
+func (f *flow) onStream(c flowCarrier, sequence uint16, buf []byte) error {
+	f.releaseStream(c)
 	st, err := f.set.stream(f)
 	if err != nil {
 		return err
 	}
-	f.mu.Lock()
-	f.spare = spare
-	f.mu.Unlock()
 	encoded := encodeInPlace(buf, f.id.Load(), sequence)
 	start := len(buf) - len(encoded) - 2
 	binary.BigEndian.PutUint16(buf[start:], uint16(len(encoded)))
@@ -43,15 +40,16 @@ func (f *flow) carriedBy() Stream {
 	return f.carried
 }
 
-// setStream makes st the flow's stream and ends the one before; false if the flow has ended.
-func (f *flow) setStream(st Stream) bool {
+// setStream makes st, opened on c (nil at the agent), the flow's stream and ends the one before;
+// false if the flow has ended.
+func (f *flow) setStream(st Stream, c flowCarrier) bool {
 	f.mu.Lock()
 	if f.closed {
 		f.mu.Unlock()
 		return false
 	}
 	old := f.carried
-	f.carried = st
+	f.carried, f.carriedOn = st, c
 	f.mu.Unlock()
 	f.endStream(old)
 	select {
@@ -64,20 +62,23 @@ func (f *flow) setStream(st Stream) bool {
 func (f *flow) forgetStream(st Stream) {
 	f.mu.Lock()
 	if f.carried == st {
-		f.carried = nil
+		f.carried, f.carriedOn = nil, nil
 	}
 	f.mu.Unlock()
 }
 
-// releaseSpare ends a stream that was needed only while the carrier had no datagrams.
-func (f *flow) releaseSpare() {
+// releaseStream gives back a stream of an older session than c, now that c carries the flow: a
+// stream that was needed only for want of datagrams, or one that keeps its session alive. A lane
+// outlives its session and goes on while c has no datagrams either.
+func (f *flow) releaseStream(c flowCarrier) {
 	f.mu.Lock()
-	if !f.spare {
+	on := f.carriedOn
+	if f.carried == nil || on == nil || on == c || !on.datagrams() && !c.datagrams() {
 		f.mu.Unlock()
 		return
 	}
 	st := f.carried
-	f.carried, f.spare = nil, false
+	f.carried, f.carriedOn = nil, nil
 	f.mu.Unlock()
 	f.endStream(st)
 }

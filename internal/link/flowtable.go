@@ -145,13 +145,14 @@ func (s *edgeFlows) openStream(f *flow) (Stream, error) {
 	if st := f.carriedBy(); st != nil {
 		return st, nil
 	}
+	c := s.current()
 	ctx, cancel := context.WithTimeout(f.ctx, flowStreamWait)
 	defer cancel()
 	st, err := s.open(ctx, proto.CloneOf(f.header))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNoStream, err)
 	}
-	if !f.setStream(st) {
+	if !f.setStream(st, c) {
 		st.Abort()
 		return nil, errNoStream
 	}
@@ -342,7 +343,7 @@ func (s *agentFlows) serve(st Stream, h *wirev1.StreamHeader) {
 		return
 	}
 	f := s.open(c, h.Flow, h)
-	if f == nil || !f.setStream(st) {
+	if f == nil || !f.setStream(st, nil) {
 		st.Abort()
 		return
 	}

@@ -65,6 +65,9 @@ func (p *port) serve() {
 // receive takes one datagram.
 func (p *port) receive(from netip.AddrPort, local netip.Addr, b []byte) {
 	p.s.metrics.in.Inc()
+	if !local.IsValid() { // The kernel did not tell: replies leave as it sees fit.
+		local = netip.IPv4Unspecified()
+	}
 	key := visitorKey{from, local}
 	cfg := p.config.Load()
 	if !cfg.public {
@@ -160,6 +163,7 @@ func (p *port) endFlows(which func(*visitor) bool) {
 func (p *port) sweep(now time.Time) {
 	cfg := p.config.Load()
 	p.endFlows(func(v *visitor) bool {
+		v.endOld(now)
 		return now.Sub(time.Unix(0, v.used.Load())) >= v.idle(cfg) || v.over()
 	})
 }

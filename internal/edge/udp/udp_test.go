@@ -466,11 +466,17 @@ func TestReplicas(t *testing.T) {
 		}
 		b.source.set(z)
 		b.ReplicasChanged()
-		if a.live() != 0 {
-			t.Error("the old flow goes on")
-		}
 		if got := ask(t, c, "x", soon); got != "Zx" {
 			t.Errorf("%q", got)
+		}
+		a.opened()[0].receive([]byte("late"))
+		if got := hear(t, c, soon); got != "late" {
+			t.Errorf("a reply on its way: %q", got)
+		}
+		b.clock.Add(int64(lateReplies))
+		b.sweep()
+		if a.live() != 0 {
+			t.Error("the old flow goes on")
 		}
 		b.source.set() // Alone, it may come back: the flow waits.
 		b.ReplicasChanged()

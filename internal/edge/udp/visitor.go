@@ -2,6 +2,7 @@ package udp
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,6 +11,9 @@ import (
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/reason"
 )
+
+// lateReplies is how long replies are taken from a replica that left.
+const lateReplies = 10 * time.Second
 
 // holdOff is how long a visitor's datagrams are dropped after the agent refused its flow, so
 // that it is not asked again for each.
@@ -31,6 +35,13 @@ type visitor struct {
 	origin  uint32
 	ended   bool
 	holdTo  time.Time
+	// old are flows on replicas that left, which may still bring replies.
+	old []retired
+}
+
+type retired struct {
+	link.Flow
+	until time.Time
 }
 
 // refusable is a flow that knows why it ended.
@@ -136,14 +147,28 @@ func (v *visitor) reply(b []byte) {
 	m.out.Inc()
 }
 
-// leave ends the flow if its replica is not here any more; the next datagram opens another.
+// leave gives the flow up if its replica is not here any more: the next datagram opens another,
+// replies on their way still arrive.
 func (v *visitor) leave(here map[string]bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.flow != nil && !here[v.replica] {
-		_ = v.flow.Close()
+		v.old = append(v.old, retired{v.flow, v.port.s.cfg.Now().Add(lateReplies)})
 		v.flow = nil
 	}
+}
+
+// endOld ends flows whose time for late replies is over.
+func (v *visitor) endOld(now time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.old = slices.DeleteFunc(v.old, func(f retired) bool {
+		if now.Before(f.until) && !closed(f.Done()) {
+			return false
+		}
+		_ = f.Close()
+		return true
+	})
 }
 
 // over reports whether the agent ended the flow, which frees its place. After a refusal it keeps
@@ -165,6 +190,10 @@ func (v *visitor) end() {
 	if v.flow != nil {
 		_ = v.flow.Close()
 	}
+	for _, f := range v.old {
+		_ = f.Close()
+	}
+	v.old = nil
 }
 
 func closed(done <-chan struct{}) bool {
