@@ -41,7 +41,7 @@ Before the first start of a server give --domain: ports and DNS are checked for 
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd, domain) },
 	}
 	c.Flags().String("token", "", config.Lookup("token").Help)
-	c.Flags().String("token-file", "", "file that holds the token, - for standard input")
+	c.Flags().String("token-file", "", "file that holds what --token says; - is standard input")
 	c.Flags().StringVar(&domain, "domain", "", "base domain of a server that is not running yet")
 	return c
 }
@@ -208,6 +208,9 @@ func checkClock(ctx context.Context, t *doctorTarget) server.Check {
 	off := theirs.Sub(before.Add(time.Since(before) / 2)).Round(time.Second)
 	c.Detail = fmt.Sprintf("differs from the server's by %s", off.Abs())
 	switch {
+	case off.Abs() <= 2*time.Second:
+		// The answer has whole seconds only.
+		c.Detail = "agrees with the server's"
 	case off.Abs() > 5*time.Minute:
 		c.Status = server.StatusFail
 	case off.Abs() > 30*time.Second:

@@ -89,7 +89,7 @@ Start with:  adit demo`,
 	}
 	s := config.Lookup("api-key")
 	pf.String("api-key", "", s.Help)
-	pf.String("api-key-file", "", "file that holds the API key, - for standard input")
+	pf.String("api-key-file", "", "file that holds what --api-key says; - is standard input")
 	root.PersistentPreRunE = func(*cobra.Command, []string) error {
 		switch a.output {
 		case outputTable, outputJSON, outputYAML:

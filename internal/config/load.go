@@ -65,13 +65,13 @@ type Values struct {
 // Bind adds the flags of a program, with --config, to fs. Flags that fs has already (the global
 // ones) stay as they are.
 func Bind(fs *pflag.FlagSet, p Program) {
-	add := func(name, def, help string) {
+	add := func(name, def, kind, help string) {
 		if fs.Lookup(name) == nil {
-			fs.String(name, def, help)
+			fs.Var(&flagText{def, kind}, name, help)
 		}
 	}
 	if p != ForClient {
-		add("config", "", "YAML file with the same keys")
+		add("config", "", "file", "YAML file with the same keys")
 	}
 	for _, s := range Settings(p) {
 		if s.Kind == Bool {
@@ -80,12 +80,19 @@ func Bind(fs *pflag.FlagSet, p Program) {
 			}
 			continue
 		}
-		add(s.Name, s.DefaultText(), s.Help)
+		add(s.Name, s.DefaultText(), s.Kind.flagType(), s.Help)
 		if s.Secret {
-			add(s.Name+fileSuffix, "", "file that holds it, - for standard input: "+s.Help)
+			add(s.Name+fileSuffix, "", "file", "file that holds what --"+s.Name+" says; - is standard input")
 		}
 	}
 }
+
+// flagText is a flag as it was written; Load reads it as its setting's kind.
+type flagText struct{ text, kind string }
+
+func (f *flagText) String() string     { return f.text }
+func (f *flagText) Set(s string) error { f.text = s; return nil }
+func (f *flagText) Type() string       { return f.kind }
 
 // layer is what one source says: setting name (or its -file twin) to text.
 type layer struct {

@@ -31,6 +31,33 @@ const (
 	JSONList             // string, a JSON list
 )
 
+// flagType is the kind as --help names it.
+func (k Kind) flagType() string {
+	switch k {
+	case Text, Word:
+		return "string"
+	case Words:
+		return "list"
+	case Count:
+		return "number"
+	case Size:
+		return "size"
+	case Duration:
+		return "duration"
+	case Address:
+		return "address"
+	case URL:
+		return "url"
+	case Networks:
+		return "networks"
+	case Ports:
+		return "ports"
+	case JSONList:
+		return "json"
+	}
+	return "bool"
+}
+
 // PortRange is an inclusive range of ports; a single port has First == Last.
 type PortRange struct{ First, Last uint16 }
 

@@ -78,6 +78,7 @@ type Agent struct {
 	StateDir        string        `koanf:"state-dir"`
 	AllowTarget     []string      `koanf:"allow-target"`
 	DenyTarget      []string      `koanf:"deny-target"`
+	OriginCAFile    string        `koanf:"origin-ca-file"`
 	Carriers        []string      `koanf:"carriers"`
 	GracePeriod     time.Duration `koanf:"grace-period"`
 	OriginKeepAlive time.Duration `koanf:"origin-keep-alive"`
