@@ -165,7 +165,7 @@ func frontBindError(c *config.Server, err error) error {
 		return err
 	}
 	flag, addr := "listen-https", c.ListenHTTPS
-	if op.Addr != nil && c.ListenHTTP != "" && portOf(op.Addr.String()) == portOf(c.ListenHTTP) && portOf(c.ListenHTTP) != portOf(c.ListenHTTPS) {
+	if op.Net == "tcp" && op.Addr != nil && c.ListenHTTP != "" && portOf(op.Addr.String()) == portOf(c.ListenHTTP) {
 		flag, addr = "listen-http", c.ListenHTTP
 	}
 	return NewBindError(flag, op.Net, addr, err)
