@@ -1,7 +1,6 @@
 package edge
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"log/slog"
@@ -12,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
-	"github.com/adit-dev/adit/internal/front"
 	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/limits"
 )
@@ -84,30 +82,32 @@ func (c *Config) check() error {
 	return nil
 }
 
-// Edge is the public data plane of one process.
-type Edge struct{ cfg Config }
-
-// New loads the snapshot on disk, if any, and returns an edge that Run makes work. Roles may be
-// used before Run.
-func New(cfg Config) (*Edge, error) {
-	if err := cfg.check(); err != nil {
-		return nil, err
+func (c *Config) defaults() {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d <= 0 {
+			*d = v
+		}
 	}
-	return &Edge{cfg: cfg}, nil
+	def(&c.ReportInterval, 5*time.Second)
+	def(&c.ReconnectMin, time.Second)
+	def(&c.ReconnectMax, 60*time.Second)
+	def(&c.RetryPort, 10*time.Second)
+	if c.HTTPSPort == 0 {
+		c.HTTPSPort = 443
+	}
+	if c.MaxConnsPerTunnel <= 0 {
+		c.MaxConnsPerTunnel = 8192
+	}
+	if c.Conns == nil {
+		c.Conns = limits.NewConns(0, 0)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Address == nil {
+		c.Address = &wirev1.EdgeAddress{Id: c.Key.ID(), KeyHash: c.Key.Hash()}
+	}
 }
-
-// Roles is what the front needs of an edge. A server adds the hub's protocols to it.
-func (e *Edge) Roles() front.Roles { panic("unbuilt") }
-
-// Run follows the feed, binds raw ports and reports until ctx ends; then it closes everything.
-func (e *Edge) Run(ctx context.Context) error { panic("unbuilt") }
-
-// Ready is closed when the edge has a complete view: a snapshot from the hub or from disk.
-func (e *Edge) Ready() <-chan struct{} { panic("unbuilt") }
-
-// Connected reports whether the hub is heard now.
-func (e *Edge) Connected() bool { panic("unbuilt") }
-
-// Drain tells hub and agents that this edge ends, stops taking connections on raw ports and waits
-// for running ones until ctx ends. Visitors on 443 are the front's to drain, after Drain began.
-func (e *Edge) Drain(ctx context.Context) { panic("unbuilt") }

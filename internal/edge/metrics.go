@@ -1,0 +1,121 @@
+package edge
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/link"
+)
+
+type metrics struct {
+	connected, revision, tunnels prometheus.Gauge
+	streams                      *prometheus.GaugeVec
+	connections, bytes           *prometheus.CounterVec
+	kinds                        map[wirev1.Kind]*kindMetrics
+}
+
+// kindMetrics are those of one kind of tunnel, looked up once.
+type kindMetrics struct {
+	streams prometheus.Gauge
+	in, out prometheus.Counter
+}
+
+var kindNames = map[wirev1.Kind]string{
+	wirev1.Kind_KIND_HTTP: "http", wirev1.Kind_KIND_TLS: "tls", wirev1.Kind_KIND_TCP: "tcp", wirev1.Kind_KIND_UDP: "udp",
+}
+
+func newMetrics(r prometheus.Registerer) *metrics {
+	m := &metrics{
+		connected: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "adit_edge_connected_to_hub", Help: "1 while the hub is heard.",
+		}),
+		revision: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "adit_edge_revision", Help: "Revision of the hub's feed that is applied.",
+		}),
+		tunnels: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "adit_edge_tunnels", Help: "Tunnels this edge answers for.",
+		}),
+		streams: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "adit_edge_streams", Help: "Streams to agents open now, by kind of tunnel.",
+		}, []string{"kind"}),
+		connections: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "adit_edge_connections_total", Help: "Visitor connections by kind of tunnel and result: ok, or the reason code.",
+		}, []string{"kind", "result"}),
+		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "adit_edge_bytes_total", Help: "Bytes to (in) and from (out) origins, by kind of tunnel.",
+		}, []string{"kind", "direction"}),
+		kinds: map[wirev1.Kind]*kindMetrics{},
+	}
+	for k, name := range kindNames {
+		m.kinds[k] = &kindMetrics{
+			streams: m.streams.WithLabelValues(name),
+			in:      m.bytes.WithLabelValues(name, "in"), out: m.bytes.WithLabelValues(name, "out"),
+		}
+	}
+	if r != nil {
+		r.MustRegister(m.connected, m.revision, m.tunnels, m.streams, m.connections, m.bytes)
+	}
+	return m
+}
+
+func b2f(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// metered is a replica whose streams are counted.
+type metered struct {
+	*link.Replica
+	metrics *metrics
+}
+
+func (r *metered) Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1.CarrierPolicy, first []byte) (link.Outgoing, error) {
+	out, err := r.Replica.Open(ctx, h, policy, first)
+	k := r.metrics.kinds[h.GetKind()]
+	if err != nil || k == nil {
+		return out, err
+	}
+	k.streams.Inc()
+	k.in.Add(float64(len(first)))
+	return &meteredStream{Outgoing: out, kind: k}, nil
+}
+
+// meteredStream counts the bytes of a stream, and the stream until it is closed or aborted.
+type meteredStream struct {
+	link.Outgoing
+	kind *kindMetrics
+	once sync.Once
+}
+
+func (s *meteredStream) Read(b []byte) (int, error) {
+	n, err := s.Outgoing.Read(b)
+	s.kind.out.Add(float64(n))
+	return n, err
+}
+
+func (s *meteredStream) Write(b []byte) (int, error) {
+	n, err := s.Outgoing.Write(b)
+	s.kind.in.Add(float64(n))
+	return n, err
+}
+
+func (s *meteredStream) Close() error {
+	s.once.Do(s.kind.streams.Dec)
+	return s.Outgoing.Close()
+}
+
+func (s *meteredStream) Abort() {
+	s.once.Do(s.kind.streams.Dec)
+	s.Outgoing.Abort()
+}
+
+func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,276 @@
+package edge
+
+import (
+	"context"
+	"encoding/hex"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/edge/dial"
+	"github.com/adit-dev/adit/internal/link"
+	"github.com/adit-dev/adit/internal/reason"
+)
+
+// registry knows which replicas serve which tunnels. It is the dialer's source.
+type registry struct {
+	edge *Edge
+
+	mu sync.RWMutex
+	// serving lists by tunnel id those that may get streams; the slices are never changed.
+	serving map[string][]dial.Replica
+	// members are the live replicas, and wanted what each named last.
+	members map[*link.Replica]*member
+}
+
+type member struct {
+	replica dial.Replica
+	wanted  map[string]struct{}
+}
+
+func newRegistry(e *Edge) *registry {
+	return &registry{edge: e, serving: map[string][]dial.Replica{}, members: map[*link.Replica]*member{}}
+}
+
+// Replicas lists the replicas that serve a tunnel now and take new streams.
+func (g *registry) Replicas(tunnelID string) []dial.Replica {
+	g.mu.RLock()
+	rs := g.serving[tunnelID]
+	g.mu.RUnlock()
+	unavailable := func(r dial.Replica) bool { return !r.(*metered).Available() }
+	if !slices.ContainsFunc(rs, unavailable) {
+		return rs
+	}
+	return slices.DeleteFunc(slices.Clone(rs), unavailable)
+}
+
+// serve takes the full set of tunnels that r serves now, and answers for each.
+func (g *registry) serve(r *link.Replica, ids []string) []*wirev1.TunnelVerdict {
+	wanted := make(map[string]struct{}, len(ids))
+	for _, id := range ids {
+		wanted[id] = struct{}{}
+	}
+	v := g.edge.view.Load()
+	verdicts := make([]*wirev1.TunnelVerdict, len(ids))
+	g.mu.Lock()
+	m := g.member(r)
+	for id := range m.wanted {
+		if _, still := wanted[id]; !still {
+			g.drop(id, m.replica)
+		}
+	}
+	m.wanted = wanted
+	for i, id := range ids {
+		verdicts[i] = g.judge(v, r, id)
+		g.set(id, m.replica, mayServe(v, r, id))
+	}
+	g.mu.Unlock()
+	g.edge.ports.replicasChanged()
+	g.edge.wakeReport()
+	return verdicts
+}
+
+func (g *registry) member(r *link.Replica) *member {
+	m := g.members[r]
+	if m == nil {
+		m = &member{replica: &metered{Replica: r, metrics: g.edge.metrics}}
+		g.members[r] = m
+	}
+	return m
+}
+
+func mayServe(v *view, r *link.Replica, id string) bool {
+	t := v.table.Get(id)
+	return t != nil && slices.Contains(t.Tunnel.GetTokenIds(), r.TokenID())
+}
+
+// judge says what this edge makes of a replica that serves tunnel id.
+func (g *registry) judge(v *view, r *link.Replica, id string) *wirev1.TunnelVerdict {
+	out := &wirev1.TunnelVerdict{TunnelId: id, Verdict: string(reason.OK)}
+	t := v.table.Get(id)
+	switch {
+	case t == nil:
+		out.Verdict = string(reason.Pending)
+		out.Detail = "this edge has not heard of the tunnel from the hub yet"
+	case !slices.Contains(t.Tunnel.GetTokenIds(), r.TokenID()):
+		out.Verdict = string(reason.GrantMissing)
+		out.Detail = "the tunnel belongs to another token"
+	default:
+		if problem := g.edge.ports.problem(id); problem != "" {
+			out.Verdict, out.Detail = string(reason.PortUnavailable), problem
+		}
+	}
+	return out
+}
+
+// set makes r serve id, or not. g.mu is held.
+func (g *registry) set(id string, r dial.Replica, on bool) {
+	rs := g.serving[id]
+	if has := slices.Contains(rs, r); has == on {
+		return
+	}
+	if !on {
+		g.drop(id, r)
+		return
+	}
+	g.serving[id] = append(slices.Clip(rs), r)
+}
+
+func (g *registry) drop(id string, r dial.Replica) {
+	rs := slices.DeleteFunc(slices.Clone(g.serving[id]), func(x dial.Replica) bool { return x == r })
+	if len(rs) == 0 {
+		delete(g.serving, id)
+		return
+	}
+	g.serving[id] = rs
+}
+
+// refresh judges again who serves the tunnels that changed.
+func (g *registry) refresh(changed map[string]tunnelChange) {
+	if len(changed) == 0 {
+		return
+	}
+	v := g.edge.view.Load()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for r, m := range g.members {
+		for id := range changed {
+			if _, ok := m.wanted[id]; ok {
+				g.set(id, m.replica, mayServe(v, r, id))
+			}
+		}
+	}
+}
+
+func (g *registry) joined(r *link.Replica) {
+	g.mu.Lock()
+	g.member(r)
+	g.mu.Unlock()
+	g.edge.cfg.Log.Info("an agent connected", "replica", r.ID(), "host", r.HostName(), "version", r.Software(), "token", r.TokenID())
+	g.edge.wakeReport()
+}
+
+func (g *registry) left(r *link.Replica) {
+	g.mu.Lock()
+	if m := g.members[r]; m != nil {
+		for id := range m.wanted {
+			g.drop(id, m.replica)
+		}
+		delete(g.members, r)
+	}
+	g.mu.Unlock()
+	g.edge.proxy.CloseReplica(r.ID())
+	g.edge.ports.replicasChanged()
+	g.edge.cfg.Log.Info("an agent left", "replica", r.ID(), "host", r.HostName())
+	g.edge.wakeReport()
+}
+
+// wanted are the tunnels that r named, sorted.
+func (g *registry) wanted(r *link.Replica) []string {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	if m := g.members[r]; m != nil {
+		return slices.Sorted(maps.Keys(m.wanted))
+	}
+	return nil
+}
+
+// admit says what the view knows of the token of an opening from remote. The acceptor checks the
+// proof.
+func (e *Edge) admit(o *wirev1.Opening, remote netip.AddrPort) link.Admission {
+	v := e.view.Load()
+	if !v.complete {
+		return link.Admission{Refusal: reason.New(reason.HubUnreachable, reason.HopEdge, "this edge has not heard from its hub yet; try again")}
+	}
+	id := hex.EncodeToString(o.GetTokenId())
+	c := v.credentials[id]
+	a := link.Admission{Credential: c}
+	if c == nil {
+		return a
+	}
+	known := e.knows(id, hex.EncodeToString(o.GetReplicaId()))
+	if known && c.GetExpiresAt() != nil && !c.GetExpiresSessions() {
+		// Expiry bounds new replicas; this one runs since before.
+		a.Credential = unexpired(c)
+	}
+	switch {
+	case e.draining.Load():
+		a.Refusal = reason.New(reason.Draining, reason.HopEdge, "this edge shuts down; connect to another one")
+	case !from(c, remote.Addr()):
+		a.Refusal = reason.New(reason.SourceDenied, reason.HopEdge, "the token %q may not be used from %s; its invite names the networks (--from)", c.GetName(), remote.Addr())
+	case !known && c.GetMaxReplicas() > 0 && e.replicasOf(id) >= int(c.GetMaxReplicas()):
+		a.Refusal = reason.New(reason.TooManyReplicas, reason.HopEdge, "the token %q already has %d replicas, its cap (--max-replicas)", c.GetName(), c.GetMaxReplicas())
+	default:
+		a.Refusal = e.tooOld()
+	}
+	return a
+}
+
+func unexpired(c *hubv1.Credential) *hubv1.Credential {
+	return &hubv1.Credential{
+		TokenId: c.GetTokenId(), Tenant: c.GetTenant(), Name: c.GetName(), Ed25519Public: c.GetEd25519Public(),
+		Mldsa65Public: c.GetMldsa65Public(), Revoked: c.GetRevoked(), MaxReplicas: c.GetMaxReplicas(), From: c.GetFrom(), Grant: c.GetGrant(),
+	}
+}
+
+// from reports whether a token may be used from addr. A network that does not parse admits nobody.
+func from(c *hubv1.Credential, addr netip.Addr) bool {
+	if len(c.GetFrom()) == 0 {
+		return true
+	}
+	for _, s := range c.GetFrom() {
+		if p, err := netip.ParsePrefix(s); err == nil && p.Contains(addr.Unmap()) {
+			return true
+		}
+	}
+	return false
+}
+
+// knows reports whether a replica of the token has a session here now.
+func (e *Edge) knows(tokenID, replicaID string) bool {
+	for _, r := range e.acceptor.Replicas() {
+		if r.ID() == replicaID && r.TokenID() == tokenID {
+			return true
+		}
+	}
+	return false
+}
+
+func (e *Edge) replicasOf(tokenID string) (n int) {
+	for _, r := range e.acceptor.Replicas() {
+		if r.TokenID() == tokenID {
+			n++
+		}
+	}
+	return n
+}
+
+// admitted says why the running sessions of a token must end; nil = they go on.
+func (e *Edge) admitted(tokenID string) *reason.Error {
+	c := e.view.Load().credentials[tokenID]
+	switch {
+	case c == nil:
+		return reason.New(reason.TokenUnknown, reason.HopEdge, "the token was deleted; create a new invite")
+	case c.GetRevoked():
+		return reason.New(reason.TokenRevoked, reason.HopEdge, "the token %q was revoked; create a new invite", c.GetName())
+	case c.GetExpiresSessions() && c.GetExpiresAt() != nil && !e.cfg.Now().Before(c.GetExpiresAt().AsTime()):
+		return reason.New(reason.TokenExpired, reason.HopEdge, "the token %q expired at %s; create a new invite", c.GetName(), c.GetExpiresAt().AsTime().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// recheckExpiry ends sessions of tokens whose expiry ends sessions, when it comes.
+func (e *Edge) recheckExpiry(ctx context.Context) {
+	for sleep(ctx, e.cfg.ReportInterval) {
+		for _, r := range e.acceptor.Replicas() {
+			if c := e.view.Load().credentials[r.TokenID()]; c.GetExpiresSessions() && e.admitted(r.TokenID()) != nil {
+				e.acceptor.Recheck(e.admitted)
+				break
+			}
+		}
+	}
+}
