@@ -278,6 +278,9 @@ func (a *Acceptor) acceptSession(o *wirev1.Opening, b *binding) (*session, *reas
 		return nil, reason.New(reason.Invalid, reason.HopEdge, "replica id or token id has a wrong length")
 	}
 	adm := a.cfg.Admit(o, addrPort(b.remote))
+	if adm.Credential == nil && adm.Refusal != nil {
+		return nil, adm.Refusal // the edge knows nothing yet, so it cannot call the token unknown
+	}
 	if e := opening.Verify(o, adm.Credential, a.cfg.Key.Public(), b.cs, reason.HopEdge, time.Now()); e != nil {
 		return nil, e
 	}
