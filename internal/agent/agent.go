@@ -336,10 +336,7 @@ func (a *Agent) reload(content []byte) {
 	a.log.Info("configuration changed", "file", a.cfg.ConfigFile, "added_or_changed", added, "removed", removed, "unchanged", kept)
 	m := a.current.Load()
 	m.serve()
-	select {
-	case m.declare <- struct{}{}:
-	default:
-	}
+	wake(m.declare)
 	a.touch()
 }
 

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -69,7 +70,7 @@ func TestServe(t *testing.T) {
 		}
 	})
 	t.Run("health", func(t *testing.T) {
-		eventually(t, "the edge's verdict", func() bool { s := a.Status(); return s.Services[0].Edges[edge.Key.ID()] == "ok" })
+		eventually(t, "the edge's verdict", func() bool { return verdictAt(a, edge) == "ok" })
 		code, body := fetch(t, a.HealthAddr(), "/readyz")
 		var s Status
 		if err := json.Unmarshal(body, &s); err != nil || code != 200 {
@@ -88,6 +89,14 @@ func TestServe(t *testing.T) {
 			}
 		}
 	})
+}
+
+// verdictAt is what edge makes of the first service.
+func verdictAt(a *testAgent, edge *linktest.Edge) string {
+	for _, s := range a.Status().Services {
+		return s.Edges[edge.Key.ID()]
+	}
+	return ""
 }
 
 // admit lets every token of hub in at edge.
@@ -309,7 +318,7 @@ func TestWithoutHub(t *testing.T) {
 		if got := say(t, visit(t, edge.Replica(t), 2222), "x"); got != "x" {
 			t.Errorf("got %q", got)
 		}
-		eventually(t, "the edge's verdict", func() bool { return a.Status().Services[0].Edges[edge.Key.ID()] == "ok" })
+		eventually(t, "the edge's verdict", func() bool { return verdictAt(a, edge) == "ok" })
 	})
 	t.Run("edges name further edges, and the state folder remembers them", func(t *testing.T) {
 		hub := newTestHub(t)
@@ -347,6 +356,28 @@ func TestWithoutHub(t *testing.T) {
 		next.Replica(t)
 		old.Left(t)
 	})
+}
+
+func TestEdgeBehindHub(t *testing.T) {
+	var asked atomic.Int64
+	hub := newTestHub(t)
+	edge := linktest.NewEdge(t, nil, func(cfg *link.AcceptorConfig) {
+		cfg.Serve = func(_ *link.Replica, ids []string) []*wirev1.TunnelVerdict {
+			verdict := reason.Pending
+			if asked.Add(1) > 4 {
+				verdict = reason.OK
+			}
+			var out []*wirev1.TunnelVerdict
+			for _, id := range ids {
+				out = append(out, &wirev1.TunnelVerdict{TunnelId: id, Verdict: string(verdict)})
+			}
+			return out
+		}
+	})
+	token, _ := hub.token(edge)
+	a := runAgent(t, Config{Token: token, Services: tcpServices(tcpEntry("echo", tcpOrigin(t, echo), 2222))})
+	eventually(t, "pending", func() bool { return verdictAt(a, edge) == "pending" })
+	eventually(t, "ok, once the edge has heard of the tunnel", func() bool { return verdictAt(a, edge) == "ok" })
 }
 
 func TestDrain(t *testing.T) {

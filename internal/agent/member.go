@@ -38,8 +38,9 @@ type member struct {
 	// idle closes idle connections to the hub; end ends run.
 	idle func()
 	end  context.CancelFunc
-	// declare wakes the hub loop after the list changed.
-	declare chan struct{}
+	// declare wakes the hub loop after the list changed; unsettled wakes settle after an edge
+	// did not say ok.
+	declare, unsettled chan struct{}
 
 	mu       sync.Mutex
 	edges    map[string]*edgeRun
@@ -100,7 +101,7 @@ func newMember(a *Agent, t *identity.Token) (*member, error) {
 			Role: wirev1.Role_ROLE_AGENT, Keys: keys, Node: node, ReplicaID: replica,
 			HostName: a.cfg.HostName, Software: a.cfg.Software,
 		},
-		declare: make(chan struct{}, 1), edges: map[string]*edgeRun{},
+		declare: make(chan struct{}, 1), unsettled: make(chan struct{}, 1), edges: map[string]*edgeRun{},
 		verdicts: map[string]*hubv1.Verdict{}, served: map[string]map[string]*wirev1.TunnelVerdict{},
 	}
 	// Edges know the hub by the name in the token, whatever address reaches it.
@@ -128,7 +129,10 @@ func newMember(a *Agent, t *identity.Token) (*member, error) {
 // and edges say.
 func (m *member) run(ctx context.Context, first []*wirev1.EdgeAddress) {
 	m.setEdges(ctx, first, "token")
+	var settling sync.WaitGroup
+	settling.Go(func() { m.settle(ctx) })
 	m.hubLoop(ctx)
+	settling.Wait()
 	m.mu.Lock()
 	m.ended = true
 	for id := range m.edges {
@@ -297,6 +301,9 @@ func (m *member) edgeServed(edge string, verdicts []*wirev1.TunnelVerdict) {
 		m.served[edge] = byID
 	}
 	for _, v := range verdicts {
+		if v.GetVerdict() != string(reason.OK) {
+			wake(m.unsettled)
+		}
 		old := byID[v.GetTunnelId()].GetVerdict()
 		byID[v.GetTunnelId()] = v
 		if s := m.a.handler.table.Load().byID[v.GetTunnelId()]; s != nil && old != v.GetVerdict() {
@@ -305,6 +312,55 @@ func (m *member) edgeServed(edge string, verdicts []*wirev1.TunnelVerdict) {
 	}
 	m.mu.Unlock()
 	m.a.touch()
+}
+
+// settle asks edges again while any of them does not serve what the hub has agreed to: their
+// snapshots follow a moment later, and a busy port may become free.
+func (m *member) settle(ctx context.Context) {
+	const first, last = 200 * time.Millisecond, 30 * time.Second
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.unsettled:
+		}
+		for d := first; ; d = min(2*d, last) {
+			pause.Reset(d)
+			select {
+			case <-ctx.Done():
+				return
+			case <-pause.C:
+			}
+			if !m.waiting() {
+				break
+			}
+			m.serve()
+		}
+	}
+}
+
+func (m *member) waiting() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ids := m.serveIDs()
+	for _, byID := range m.served {
+		for _, id := range ids {
+			if v := byID[id]; v != nil && v.GetVerdict() != string(reason.OK) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// wake makes the receiver of c look again; it never blocks.
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // drain announces the end to edges and hub.

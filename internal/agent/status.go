@@ -78,12 +78,7 @@ func (a *Agent) Status() Status {
 }
 
 // touch notes that Status changed. It never blocks, so it may be called from anywhere.
-func (a *Agent) touch() {
-	select {
-	case a.dirty <- struct{}{}:
-	default:
-	}
-}
+func (a *Agent) touch() { wake(a.dirty) }
 
 // notify tells whoever asked about changes of Status.
 func (a *Agent) notify(ctx context.Context) {
