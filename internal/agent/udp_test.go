@@ -52,6 +52,8 @@ func (f *udpTestFlow) Close() error {
 
 func (f *udpTestFlow) Done() <-chan struct{} { return f.done }
 
+func (f *udpTestFlow) Refusal() *reason.Error { return nil }
+
 func (f *udpTestFlow) next(t *testing.T) string {
 	t.Helper()
 	select {

@@ -52,11 +52,14 @@ type Flow interface {
 	Close() error
 	// Done is closed when the flow ended: closed by either side, or its replica left.
 	Done() <-chan struct{}
+	// Refusal is why the agent refused the flow; nil if it did not, or not yet.
+	Refusal() *reason.Error
 }
 
 // Handler is what an agent does with streams and flows.
 type Handler interface {
-	// ServeStream runs in a goroutine of its own; ctx ends with the stream or the session.
+	// ServeStream runs in a goroutine of its own; ctx ends with the stream or the session. The
+	// stream is closed when it returns.
 	ServeStream(ctx context.Context, in Incoming)
 	// ServeFlow is called once per new flow, before its first datagram. It returns what receives
 	// the datagrams (called from one goroutine at a time; b is valid during the call only), or a

@@ -44,9 +44,6 @@ type retired struct {
 	until time.Time
 }
 
-// refusable is a flow that knows why it ended.
-type refusable interface{ Refusal() *reason.Error }
-
 func (v *visitor) touch() { v.used.Store(v.port.s.cfg.Now().UnixNano()) }
 
 func (v *visitor) originIndex() int {
@@ -86,16 +83,17 @@ func (v *visitor) open(cfg *config) bool {
 	m := &v.port.s.metrics
 	now := v.port.s.cfg.Now()
 	if v.flow != nil {
-		if r, ok := v.flow.(refusable); ok && r.Refusal() != nil && v.holdTo.IsZero() {
+		if e := v.flow.Refusal(); e != nil {
 			v.holdTo = now.Add(holdOff)
-			v.port.refused(cfg, r.Refusal())
+			v.port.refused(cfg, e)
 		}
+		_ = v.flow.Close()
+		v.flow = nil
 	}
 	if now.Before(v.holdTo) {
 		m.drop(dropRefused, 1)
 		return false
 	}
-	v.flow, v.holdTo = nil, time.Time{}
 	rule := cfg.rules.First()
 	if rule == nil {
 		m.drop(dropUnresolved, 1)
@@ -171,16 +169,12 @@ func (v *visitor) endOld(now time.Time) {
 	})
 }
 
-// over reports whether the agent ended the flow, which frees its place. After a refusal it keeps
-// it for a while, so that the agent is not asked again at once.
+// over reports whether the agent ended the flow, which frees its place. After a refusal the place
+// is kept, so that the agent is not asked again at once.
 func (v *visitor) over() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.flow == nil || !closed(v.flow.Done()) {
-		return false
-	}
-	r, ok := v.flow.(refusable)
-	return !ok || r.Refusal() == nil
+	return v.flow != nil && closed(v.flow.Done()) && v.flow.Refusal() == nil
 }
 
 func (v *visitor) end() {
