@@ -203,3 +203,9 @@ func wrap(err error) error {
 		return err
 	}
 }
+
+// Exec runs one statement outside any transaction, for maintenance and tests.
+func (s *Store) Exec(ctx context.Context, statement string) error {
+	_, err := s.db.ExecContext(ctx, statement)
+	return wrap(err)
+}
