@@ -415,3 +415,28 @@ func TestUDPProxyHeader(t *testing.T) {
 		})
 	}
 }
+
+func TestUDPTargets(t *testing.T) {
+	dialer, err := origin.New(origin.Config{Deny: []string{"127.0.0.2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo := udpEcho(t, 0)
+	port := uint16(echo.LocalAddr().(*net.UDPAddr).Port)
+	t.Run("a range goes to the port the visitor used", func(t *testing.T) {
+		b := newUDPBench(t, dialer, udpTarget{spec: &origin.Spec{Scheme: "udp", Host: "localhost"}, port: port})
+		f, receive := b.open(t)
+		receive([]byte("x"))
+		if got := f.next(t); got != "x" {
+			t.Errorf("%q", got)
+		}
+	})
+	t.Run("a denied target gets nothing", func(t *testing.T) {
+		b := newUDPBench(t, dialer, udpTarget{spec: &origin.Spec{Scheme: "udp", Host: "127.0.0.2", Port: port}})
+		_, receive := b.open(t)
+		receive([]byte("x"))
+		udpEventually(t, "refusal counted", func() bool {
+			return testutil.ToFloat64(b.m.errors.WithLabelValues(string(reason.OriginDenied))) >= 1
+		})
+	})
+}
