@@ -5,7 +5,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -16,14 +15,12 @@ import (
 
 type metrics struct {
 	connected, revision, tunnels prometheus.Gauge
-	streams                      *prometheus.GaugeVec
 	connections, bytes           *prometheus.CounterVec
 	kinds                        map[wirev1.Kind]*kindMetrics
 }
 
 // kindMetrics are those of one kind of tunnel, looked up once.
 type kindMetrics struct {
-	streams prometheus.Gauge
 	in, out prometheus.Counter
 }
 
@@ -42,9 +39,6 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		tunnels: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "adit_edge_tunnels", Help: "Tunnels this edge answers for.",
 		}),
-		streams: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "adit_edge_streams", Help: "Streams to agents open now, by kind of tunnel.",
-		}, []string{"kind"}),
 		connections: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "adit_edge_connections_total", Help: "Visitor connections by kind of tunnel and result: ok, or the reason code.",
 		}, []string{"kind", "result"}),
@@ -55,12 +49,11 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	}
 	for k, name := range kindNames {
 		m.kinds[k] = &kindMetrics{
-			streams: m.streams.WithLabelValues(name),
-			in:      m.bytes.WithLabelValues(name, "in"), out: m.bytes.WithLabelValues(name, "out"),
+			in: m.bytes.WithLabelValues(name, "in"), out: m.bytes.WithLabelValues(name, "out"),
 		}
 	}
 	if r != nil {
-		r.MustRegister(m.connected, m.revision, m.tunnels, m.streams, m.connections, m.bytes)
+		r.MustRegister(m.connected, m.revision, m.tunnels, m.connections, m.bytes)
 	}
 	return m
 }
@@ -72,7 +65,7 @@ func b2f(b bool) float64 {
 	return 0
 }
 
-// metered is a replica whose streams are counted.
+// metered is a replica whose bytes are counted; its streams are counted by link.
 type metered struct {
 	*link.Replica
 	metrics *metrics
@@ -84,16 +77,14 @@ func (r *metered) Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1
 	if err != nil || k == nil {
 		return out, err
 	}
-	k.streams.Inc()
 	k.in.Add(float64(len(first)))
 	return &meteredStream{Outgoing: out, kind: k}, nil
 }
 
-// meteredStream counts the bytes of a stream, and the stream until it is closed or aborted.
+// meteredStream counts the bytes of a stream.
 type meteredStream struct {
 	link.Outgoing
 	kind *kindMetrics
-	once sync.Once
 }
 
 func (s *meteredStream) Read(b []byte) (int, error) {
@@ -108,14 +99,28 @@ func (s *meteredStream) Write(b []byte) (int, error) {
 	return n, err
 }
 
-func (s *meteredStream) Close() error {
-	s.once.Do(s.kind.streams.Dec)
-	return s.Outgoing.Close()
+// OpenFlow counts the bytes of a flow like those of a stream.
+func (r *metered) OpenFlow(h *wirev1.StreamHeader, receive func(b []byte)) (link.Flow, error) {
+	k := r.metrics.kinds[wirev1.Kind_KIND_UDP]
+	f, err := r.Replica.OpenFlow(h, func(b []byte) {
+		k.out.Add(float64(len(b)))
+		receive(b)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &meteredFlow{Flow: f, kind: k}, nil
 }
 
-func (s *meteredStream) Abort() {
-	s.once.Do(s.kind.streams.Dec)
-	s.Outgoing.Abort()
+// meteredFlow counts the bytes of a flow.
+type meteredFlow struct {
+	link.Flow
+	kind *kindMetrics
+}
+
+func (f *meteredFlow) Send(b []byte) error {
+	f.kind.in.Add(float64(len(b)))
+	return f.Flow.Send(b)
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }
