@@ -29,6 +29,8 @@ type Server struct {
 	ACMEEmail                string         `koanf:"acme-email"`
 	ACMEDirectory            string         `koanf:"acme-directory"`
 	ACMECAFile               string         `koanf:"acme-ca-file"`
+	ACMEEABKeyID             string         `koanf:"acme-eab-kid"`
+	ACMEEABKey               string         `koanf:"acme-eab-key"`
 	CertDir                  string         `koanf:"cert-dir"`
 	TCPPorts                 []PortRange    `koanf:"tcp-ports"`
 	UDPPorts                 []PortRange    `koanf:"udp-ports"`

@@ -99,6 +99,8 @@ var table = []Setting{
 	{Name: "acme-email", For: ForServer, Kind: Text, Help: "address that the certificate authority may write to"},
 	{Name: "acme-directory", For: ForServer, Kind: URL, Help: "directory of the certificate authority (default Let's Encrypt)"},
 	{Name: "acme-ca-file", For: ForServer, Kind: Text, Help: "PEM file with the root of the ACME directory itself"},
+	{Name: "acme-eab-kid", For: ForServer, Kind: Text, Help: "key id of the external account binding, where the ACME directory wants one"},
+	{Name: "acme-eab-key", For: ForServer, Kind: Text, Secret: true, Help: "key of the external account binding (base64url)"},
 	{Name: "cert-dir", For: ForServer, Kind: Text, Help: "folder of <name>.crt and <name>.key for --tls files (default <data-dir>/certs)"},
 	{Name: "tcp-ports", For: ForServer, Kind: Ports, Default: "1024-65535", Help: "public TCP ports that may be granted"},
 	{Name: "udp-ports", For: ForServer, Kind: Ports, Default: "1024-65535", Help: "public UDP ports that may be granted"},

@@ -43,7 +43,7 @@ func newCertificates(ctx context.Context, cfg *config.Server, store certs.Store,
 	switch cfg.TLS {
 	case certs.ModeACME:
 		c.acme, err = certs.NewACME(certs.ACMEConfig{Email: cfg.ACMEEmail, Directory: cfg.ACMEDirectory, CAFile: cfg.ACMECAFile,
-			Dir: filepath.Join(cfg.DataDir, "acme"), Changed: note, Log: log})
+			EABKeyID: cfg.ACMEEABKeyID, EABKey: cfg.ACMEEABKey, Dir: filepath.Join(cfg.DataDir, "acme"), Changed: note, Log: log})
 		c.source = c.acme
 	case certs.ModeFiles:
 		c.source, err = certs.NewFiles(certs.FilesConfig{Dir: cfg.CertDir, Changed: note, Log: log})
