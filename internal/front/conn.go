@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pires/go-proxyproto"
@@ -28,6 +29,8 @@ type Conn struct {
 	once          sync.Once
 	// release gives back what the connection holds: its places under the caps.
 	release func()
+	// ended is called after Close: the end of its Visitor.
+	ended atomic.Pointer[func()]
 }
 
 // Resolve finds out who the visitor of c is: the peer, or what its PROXY header says if the peer
@@ -134,6 +137,9 @@ func (c *Conn) Reset() error {
 func (c *Conn) Close() error {
 	err := c.Conn.Close()
 	c.done()
+	if end := c.ended.Load(); end != nil {
+		(*end)()
+	}
 	return err
 }
 

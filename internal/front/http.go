@@ -91,7 +91,14 @@ func (f *Front) serveHTTP(l *feed, h http.Handler) {
 		MaxHeaderBytes:    f.cfg.HeaderBytes,
 		BaseContext:       func(net.Listener) context.Context { return f.visits },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, connKey{}, socket(c))
+			fc := socket(c)
+			ctx = context.WithValue(ctx, connKey{}, fc)
+			if fc == nil {
+				return ctx
+			}
+			ctx, end := WithVisitor(ctx)
+			fc.ended.Store(&end)
+			return ctx
 		},
 		ErrorLog:  slog.NewLogLogger(f.cfg.Log.Handler(), slog.LevelDebug),
 		Protocols: new(http.Protocols),

@@ -191,6 +191,8 @@ func (q *quicSide) connContext(ctx context.Context, c *quic.Conn) context.Contex
 	q.mu.Lock()
 	hc := q.conns[c]
 	q.mu.Unlock()
+	ctx, end := WithVisitor(ctx)
+	context.AfterFunc(c.Context(), end)
 	return context.WithValue(ctx, h3Key{}, &h3Request{conn: c, state: hc})
 }
 
