@@ -341,13 +341,13 @@ func TestExtendedConnect(t *testing.T) {
 	for _, v := range []string{"h2", "h3"} {
 		t.Run("H13 a WebSocket over extended CONNECT: "+v, func(t *testing.T) {
 			r := newRig(t)
-			var path string
-			r.put("a.example.test", echoWS(t, func(q *http.Request) { path = q.RequestURI }))
+			paths := make(chan string, 1)
+			r.put("a.example.test", echoWS(t, func(q *http.Request) { paths <- q.RequestURI }))
 			res, pw, err := r.extended(t, v, "websocket")
 			if err != nil {
 				t.Fatal(err)
 			}
-			if res.StatusCode != 200 || res.Header.Get("Sec-Websocket-Protocol") != "echo" || res.Header.Get("Upgrade") != "" || path != "/chat?x=1" {
+			if path := <-paths; res.StatusCode != 200 || res.Header.Get("Sec-Websocket-Protocol") != "echo" || res.Header.Get("Upgrade") != "" || path != "/chat?x=1" {
 				t.Errorf("%d %v, path %s", res.StatusCode, res.Header, path)
 			}
 			for range 3 {
