@@ -243,9 +243,9 @@ func explain(err error, next time.Time) string {
 		case acme.ProblemTypeDNS:
 			remedy = "the name must have an A or AAAA record that points at this server"
 		case acme.ProblemTypeConnection, acme.ProblemTypeTLS:
-			remedy = "ports 443 and 80 of this server must be reachable from the internet under this name"
+			remedy = "ports 443 and 80 of this server must be reachable from the internet under this name (this version cannot prove a name that points only at a further edge; use --tls files for it)"
 		case acme.ProblemTypeUnauthorized:
-			remedy = "the name must point at this server only, and no other program may answer ports 443 and 80"
+			remedy = "the name must point at this server, not only at a further edge, and no other program may answer ports 443 and 80"
 		case acme.ProblemTypeCAA:
 			remedy = "the domain's CAA record forbids this CA; add it there"
 		case acme.ProblemTypeRateLimited:
