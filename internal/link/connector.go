@@ -126,6 +126,9 @@ func (c *Connector) Run(ctx context.Context) {
 			b.reset()
 		}
 		mode = wirev1.SessionMode_SESSION_MODE_SUPERSEDE
+		if c.pair.current() != nil {
+			mode = wirev1.SessionMode_SESSION_MODE_UPGRADE // an older one still has streams
+		}
 		c.metrics.reconnects.Inc()
 		sleep(ctx, b.next())
 	}
@@ -134,7 +137,7 @@ func (c *Connector) Run(ctx context.Context) {
 	c.state()
 }
 
-// hold returns when no session is left; meanwhile it looks for a better carrier.
+// hold returns when no session takes streams any more; meanwhile it looks for a better carrier.
 func (c *Connector) hold(ctx context.Context, s *session) {
 	pause := c.timing.upgradeMin
 	for {
@@ -153,13 +156,21 @@ func (c *Connector) hold(ctx context.Context, s *session) {
 			case <-look:
 				break wait
 			case <-c.changed:
-				if c.pair.current() == nil {
+				if !c.up() {
 					return
 				}
 			}
 		}
-		better, err := c.connect(ctx, c.carriers[:rank], wirev1.SessionMode_SESSION_MODE_UPGRADE)
+		// Not a moment longer than the session lives: then reconnecting comes first.
+		dialCtx, cancel := context.WithCancel(ctx)
+		stop := context.AfterFunc(s.ctx, cancel)
+		better, err := c.connect(dialCtx, c.carriers[:rank], wirev1.SessionMode_SESSION_MODE_UPGRADE)
+		stop()
+		cancel()
 		if err != nil {
+			if !c.up() {
+				return
+			}
 			c.log.Debug("no better carrier yet", "carrier", s.carrier, "error", err)
 			pause = min(2*pause, c.timing.upgradeMax)
 			continue
@@ -172,6 +183,12 @@ func (c *Connector) hold(ctx context.Context, s *session) {
 		s, pause = better, c.timing.upgradeMin
 		c.state()
 	}
+}
+
+// up reports whether there is a session that was not replaced.
+func (c *Connector) up() bool {
+	s := c.pair.current()
+	return s != nil && !s.replaced.Load()
 }
 
 // backoff is a pause with full jitter below a ceiling that doubles.

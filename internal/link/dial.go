@@ -218,13 +218,19 @@ func (c *Connector) open(ctx context.Context, b *binding, mode wirev1.SessionMod
 	return d, nil
 }
 
+// Windows of QUIC streams: small at first, larger for who reads fast.
+const (
+	streamWindow    = 256 << 10
+	maxStreamWindow = 8 << 20
+)
+
 // quicConfig is the agent's; the edge's, shared with HTTP/3, is the front's.
 func quicConfig() *quic.Config {
 	return &quic.Config{
 		HandshakeIdleTimeout:           opening.Timeout,
 		MaxIdleTimeout:                 60 * time.Second,
-		InitialStreamReceiveWindow:     256 << 10,
-		MaxStreamReceiveWindow:         8 << 20,
+		InitialStreamReceiveWindow:     streamWindow,
+		MaxStreamReceiveWindow:         maxStreamWindow,
 		InitialConnectionReceiveWindow: 4 << 30, // never binds: a stalled stream harms no other
 		MaxConnectionReceiveWindow:     4 << 30,
 		MaxIncomingStreams:             1 << 20, // the edge opens all streams

@@ -1,6 +1,11 @@
 package link
 
-import "time"
+import (
+	"context"
+	"time"
+
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+)
 
 // Timing lets tests shorten intervals.
 type Timing = timing
@@ -30,4 +35,15 @@ func Steady() Timing {
 	t.ping, t.dead, t.probe = time.Second, 4*time.Second, 3*time.Second
 	t.laneWait, t.laneShrink = 5*time.Second, time.Minute
 	return t
+}
+
+// SetLiveness sets the intervals of liveness.
+func (t *timing) SetLiveness(ping, dead, probe time.Duration) {
+	t.ping, t.dead, t.probe = ping, dead, probe
+}
+
+// Reopen opens a further session.
+func (c *Connector) Reopen(ctx context.Context, mode wirev1.SessionMode) error {
+	_, err := c.connect(ctx, c.carriers, mode)
+	return err
 }

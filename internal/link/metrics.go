@@ -6,11 +6,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics of one half; each field may be nil-safe to use only through newMetrics.
+// metrics of one half. What carries no label of the other half is nil there.
 type metrics struct {
 	sessions   *prometheus.GaugeVec
-	streams    prometheus.Gauge
 	lanes      prometheus.Gauge
+	stalled    prometheus.Counter
 	reconnects prometheus.Counter
 	refused    *prometheus.CounterVec
 	dropped    *prometheus.CounterVec
@@ -41,6 +41,9 @@ func edgeMetrics(r prometheus.Registerer) *metrics {
 		sessions: register(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "adit_edge_sessions", Help: "Sessions of agents, by carrier and path.",
 		}, []string{"carrier", "path"})),
+		stalled: register(r, prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "adit_edge_streams_reset_stalled_total", Help: "Streams reset because stalled ones held too much memory.",
+		})),
 		lanes: register(r, prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "adit_edge_lanes", Help: "Lanes of agents, idle and busy.",
 		})),
@@ -58,6 +61,9 @@ func agentMetrics(r prometheus.Registerer, edge string) *metrics {
 		}, []string{"edge", "carrier", "path"})),
 		lanes: register(r, prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "adit_agent_lanes", Help: "Lanes to edges, idle and busy.",
+		})),
+		stalled: register(r, prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "adit_agent_streams_reset_stalled_total", Help: "Streams reset because stalled ones held too much memory.",
 		})),
 		reconnects: register(r, prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "adit_agent_session_reconnects_total", Help: "Sessions opened after one was lost.",

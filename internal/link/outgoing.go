@@ -29,12 +29,21 @@ type outgoing struct {
 	answer *wirev1.StreamAnswer
 	err    error
 
+	// overdue fires when the answer is late.
+	overdue *time.Timer
+	// end runs once, when the stream is closed or aborted.
+	end func()
+
 	mu           sync.Mutex
 	readDeadline time.Time
 }
 
-func newOutgoing(st rawStream) *outgoing {
-	return &outgoing{rawStream: st, sem: make(chan struct{}, 1)}
+// newOutgoing wraps st after its header was sent. late runs if no answer comes in time.
+func newOutgoing(st rawStream, answerDue time.Duration, late, end func()) *outgoing {
+	return &outgoing{
+		rawStream: st, sem: make(chan struct{}, 1), end: sync.OnceFunc(end),
+		overdue: time.AfterFunc(answerDue, late),
+	}
 }
 
 // Answer implements Outgoing.
@@ -133,13 +142,23 @@ func (o *outgoing) settle(a *wirev1.StreamAnswer, err error) error {
 	if err != nil && !errors.As(err, &e) {
 		err = reason.Wrap(err, reason.NoAgent, reason.HopAgent, "the stream broke before the agent answered")
 	}
+	o.overdue.Stop()
 	o.answer, o.err = a, err
 	o.answered.Store(true)
 	return err
 }
 
+// Abort implements Stream.
+func (o *outgoing) Abort() {
+	o.overdue.Stop()
+	o.end()
+	o.rawStream.Abort()
+}
+
 // Close implements Stream.
 func (o *outgoing) Close() error {
+	o.overdue.Stop()
+	o.end()
 	if o.answered.Load() && o.err != nil {
 		if e := new(reason.Error); errors.As(o.err, &e) && e.Err == nil {
 			o.rawStream.refused()

@@ -2,8 +2,6 @@ package link
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"log/slog"
 	"slices"
 	"sync"
@@ -174,12 +172,6 @@ func (p *pair) goFunc(f func()) {
 		defer p.wg.Done()
 		f()
 	}()
-}
-
-func randomUint64() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:])
-	return binary.BigEndian.Uint64(b[:])
 }
 
 // sleep waits for d or until ctx ends, which it reports as false.

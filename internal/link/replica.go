@@ -109,32 +109,32 @@ func (r *Replica) Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1
 	case rideNone:
 		return nil, reason.New(reason.NoAgent, reason.HopEdge, "no session with the agent on %s; is it running and can it reach this server?", r.hostName).Safe()
 	case rideLane:
-		if out, err := r.openLanes(ctx, h.StreamId, b); out != nil || err != nil {
+		if out, err := r.openLanes(ctx, h, b); out != nil || err != nil {
 			return out, err
 		}
 		if o.quic {
-			return r.openQUIC(ctx, s, b)
+			return r.openQUIC(ctx, s, h, b)
 		}
 	case rideQUICAndAsk:
 		if l := r.lanes.take(); l != nil { // one came in between
 			r.lanes.put(l)
 		}
-		return r.openQUIC(ctx, s, b)
+		return r.openQUIC(ctx, s, h, b)
 	case rideQUIC:
-		return r.openQUIC(ctx, s, b)
+		return r.openQUIC(ctx, s, h, b)
 	case rideWait:
 	}
-	return r.openWaiting(ctx, h.StreamId, b)
+	return r.openWaiting(ctx, h, b)
 }
 
 // openLanes tries idle lanes; nil, nil when there is none that lives.
-func (r *Replica) openLanes(ctx context.Context, id uint64, b []byte) (Outgoing, error) {
+func (r *Replica) openLanes(ctx context.Context, h *wirev1.StreamHeader, b []byte) (Outgoing, error) {
 	for {
 		l := r.lanes.take()
 		if l == nil {
 			return nil, nil
 		}
-		out, again, err := r.openOn(ctx, l, id, b)
+		out, again, err := r.openOn(ctx, l, h, b)
 		if !again {
 			return out, err
 		}
@@ -142,7 +142,7 @@ func (r *Replica) openLanes(ctx context.Context, id uint64, b []byte) (Outgoing,
 }
 
 // openWaiting waits for the next free lane.
-func (r *Replica) openWaiting(ctx context.Context, id uint64, b []byte) (Outgoing, error) {
+func (r *Replica) openWaiting(ctx context.Context, h *wirev1.StreamHeader, b []byte) (Outgoing, error) {
 	wait, cancel := context.WithTimeout(ctx, r.pair.timing.laneWait)
 	defer cancel()
 	for {
@@ -153,7 +153,7 @@ func (r *Replica) openWaiting(ctx context.Context, id uint64, b []byte) (Outgoin
 			}
 			return nil, reason.New(reason.NoAgent, reason.HopEdge, "no free lane from the agent on %s within %v; it may have reached --max-lanes or lost its connection", r.hostName, r.pair.timing.laneWait).Safe()
 		}
-		out, again, err := r.openOn(ctx, l, id, b)
+		out, again, err := r.openOn(ctx, l, h, b)
 		if !again {
 			return out, err
 		}
@@ -161,9 +161,9 @@ func (r *Replica) openWaiting(ctx context.Context, id uint64, b []byte) (Outgoin
 }
 
 // openOn starts a stream on l. again: the lane was dead and nothing left this host.
-func (r *Replica) openOn(ctx context.Context, l *lane, id uint64, b []byte) (out Outgoing, again bool, err error) {
+func (r *Replica) openOn(ctx context.Context, l *lane, h *wirev1.StreamHeader, b []byte) (out Outgoing, again bool, err error) {
 	st := newLaneStream(r.pair, l, r.lanes.free)
-	if !st.register(id) {
+	if !st.register(h.StreamId) {
 		st.kill(ErrLost)
 		return nil, false, r.openError(ErrLost, "the edge closes").Safe()
 	}
@@ -183,10 +183,10 @@ func (r *Replica) openOn(ctx context.Context, l *lane, id uint64, b []byte) (out
 		}
 		return nil, false, r.openError(err, "the lane broke")
 	}
-	return newOutgoing(st), false, nil
+	return r.outgoing(st, h), false, nil
 }
 
-func (r *Replica) openQUIC(ctx context.Context, s *session, b []byte) (Outgoing, error) {
+func (r *Replica) openQUIC(ctx context.Context, s *session, h *wirev1.StreamHeader, b []byte) (Outgoing, error) {
 	st, err := s.openStream()
 	if err != nil {
 		return nil, r.openError(err, "no stream on the session").Safe()
@@ -203,7 +203,13 @@ func (r *Replica) openQUIC(ctx context.Context, s *session, b []byte) (Outgoing,
 		e.Untouched = n == 0
 		return nil, e
 	}
-	return newOutgoing(st), nil
+	return r.outgoing(st, h), nil
+}
+
+// outgoing wraps a stream that was opened. An answer that is late has the agent asked for a
+// sign of life; the stream itself waits on.
+func (r *Replica) outgoing(st rawStream, h *wirev1.StreamHeader) Outgoing {
+	return newOutgoing(st, r.pair.timing.answer, r.Probe, func() {})
 }
 
 func (r *Replica) openError(err error, what string) *reason.Error {

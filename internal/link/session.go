@@ -1,12 +1,14 @@
 package link
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,14 +60,15 @@ type session struct {
 	rtt       atomic.Int64
 	streams   atomic.Int64
 	pingSent  atomic.Int64
-	pingNonce atomic.Uint64
-	probing   atomic.Bool
-	replaced  atomic.Bool // a better session took over
-	peerDrain atomic.Bool // the peer announced that it ends
+	pings     atomic.Uint64 // number of the last ping
+	pongs     atomic.Uint64 // number of the last ping that was answered
+	replaced  atomic.Bool   // a better session took over
+	peerDrain atomic.Bool   // the peer announced that it ends
 
-	mu    sync.Mutex
-	live  map[*quicStream]struct{}
-	ended bool
+	mu                  sync.Mutex
+	live                map[*quicStream]struct{}
+	ended               bool
+	probing, probeAgain bool
 }
 
 // newSession describes a connection after its opening; qc is nil on TCP carriers.
@@ -96,6 +99,7 @@ func (s *session) start() {
 	run(s.watch)
 	if s.qc != nil {
 		run(s.acceptStreams)
+		run(s.relieve)
 		if s.takesDatagrams {
 			run(s.readDatagrams)
 		}
@@ -144,9 +148,10 @@ func (s *session) readControl() error {
 		case *wirev1.Control_Ping:
 			s.send(&wirev1.Control{Message: &wirev1.Control_Pong{Pong: &wirev1.Pong{Nonce: f.Ping.Nonce, Padding: make([]byte, pingPadding)}}})
 		case *wirev1.Control_Pong:
-			if f.Pong.Nonce == s.pingNonce.Load() {
+			if f.Pong.Nonce == s.pings.Load() {
 				s.rtt.Store(time.Now().UnixNano() - s.pingSent.Load())
 			}
+			s.pongs.Store(f.Pong.Nonce)
 		case *wirev1.Control_Abort:
 			s.pair.aborted(f.Abort)
 		case *wirev1.Control_FlowAck, *wirev1.Control_FlowUnknown, *wirev1.Control_FlowEnd, *wirev1.Control_FlowStream:
@@ -194,12 +199,12 @@ func (s *session) writeControl() error {
 	}
 }
 
-// ping asks for a sign of life.
-func (s *session) ping() {
-	n := randomUint64()
+// ping asks for a sign of life; it returns the number of the pong that will be one.
+func (s *session) ping() uint64 {
 	s.pingSent.Store(time.Now().UnixNano())
-	s.pingNonce.Store(n)
+	n := s.pings.Add(1)
 	s.send(&wirev1.Control{Message: &wirev1.Control_Ping{Ping: &wirev1.Ping{Nonce: n, Padding: make([]byte, pingPadding)}}})
+	return n
 }
 
 // watch sends pings and notices a silent peer.
@@ -223,17 +228,30 @@ func (s *session) watch() error {
 
 var errDead = errors.New("the other side is silent")
 
-// probe closes the session unless something is heard within the probe time.
+// probe closes the session unless it answers within the probe time. A probe that is asked for
+// while one runs follows it: what was heard before says nothing about now.
 func (s *session) probe() {
-	if s.ctx.Err() != nil || !s.probing.CompareAndSwap(false, true) {
+	s.mu.Lock()
+	busy := s.probing
+	s.probing, s.probeAgain = true, busy
+	s.mu.Unlock()
+	if busy || s.ctx.Err() != nil {
 		return
 	}
-	asked := time.Now().UnixNano()
-	s.ping()
 	s.pair.goFunc(func() {
-		defer s.probing.Store(false)
-		if sleep(s.ctx, s.pair.timing.probe) && s.heard.Load() <= asked {
-			s.close(fmt.Errorf("%w: no answer to a probe in %v", errDead, s.pair.timing.probe))
+		for more := true; more; {
+			n := s.ping()
+			if !sleep(s.ctx, s.pair.timing.probe) {
+				return
+			}
+			if s.pongs.Load() < n {
+				s.close(fmt.Errorf("%w: no answer to a probe in %v", errDead, s.pair.timing.probe))
+				return
+			}
+			s.mu.Lock()
+			more = s.probeAgain
+			s.probing, s.probeAgain = more, false
+			s.mu.Unlock()
 		}
 	})
 }
@@ -287,6 +305,57 @@ func (s *session) release(st *quicStream) {
 	}
 	s.pair.active.Add(-1)
 	s.streams.Add(-1)
+}
+
+// relieve resets the longest-stalled streams when all stalled ones together hold too much. What
+// is written and not read lies in the peer's memory, at most a stream's window.
+func (s *session) relieve() error {
+	t := time.NewTicker(s.pair.timing.tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return nil
+		case now := <-t.C:
+			for _, st := range s.overStalled(now) {
+				s.pair.log.Warn("stream reset: its reader stalled and stalled streams hold too much memory", "session", s.number, "stalled_for", now.Sub(time.Unix(0, st.blocked.Load())))
+				s.pair.metrics.stalled.Inc()
+				st.Abort()
+			}
+		}
+	}
+}
+
+// overStalled lists the streams to reset so that the rest of the stalled ones is within bounds.
+func (s *session) overStalled(now time.Time) []*quicStream {
+	type stalled struct {
+		st    *quicStream
+		since int64
+		held  int64
+	}
+	var all []stalled
+	var total int64
+	s.mu.Lock()
+	for st := range s.live {
+		since := st.blocked.Load()
+		if since == 0 || now.Sub(time.Unix(0, since)) < s.pair.timing.stalled {
+			continue
+		}
+		held := min(max(st.written.Load(), streamWindow), maxStreamWindow)
+		all = append(all, stalled{st, since, held})
+		total += held
+	}
+	s.mu.Unlock()
+	slices.SortFunc(all, func(a, b stalled) int { return cmp.Compare(a.since, b.since) })
+	var out []*quicStream
+	for _, a := range all {
+		if total <= s.pair.timing.stalledBytes {
+			break
+		}
+		total -= a.held
+		out = append(out, a.st)
+	}
+	return out
 }
 
 // abortStreams runs after the connection ended.

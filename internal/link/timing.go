@@ -2,12 +2,18 @@ package link
 
 import "time"
 
-// timing holds every interval of the link, so that tests can shorten them.
+// timing holds every interval and allowance of the link, so that tests can make them small.
 type timing struct {
 	// ping is how often a control message is sent; dead is how long nothing may be heard.
 	ping, dead time.Duration
 	// probe is how long a probed session may take to answer.
 	probe time.Duration
+	// answer is how long a stream may be unanswered before its agent is probed.
+	answer time.Duration
+	// stalled is how long a write must be blocked to count as stalled; stalledBytes is what the
+	// stalled streams of a QUIC session may hold in the peer's memory.
+	stalled      time.Duration
+	stalledBytes int64
 	// laneWait bounds waiting for a lane when there is no QUIC session.
 	laneWait time.Duration
 	// laneShrink is how long demand must be lower before idle lanes are retired.
@@ -40,6 +46,7 @@ type timing struct {
 func defaultTiming() timing {
 	return timing{
 		ping: 15 * time.Second, dead: 45 * time.Second, probe: 3 * time.Second,
+		answer: 2 * time.Second, stalled: 5 * time.Second, stalledBytes: 256 << 20,
 		laneWait: 5 * time.Second, laneShrink: time.Minute, laneGrace: time.Minute,
 		laneAge: 24 * time.Hour, laneBytes: 64 << 30, laneBackoff: time.Second,
 		tick: time.Second, linger: 30 * time.Second,

@@ -23,6 +23,7 @@ import (
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/opening"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/internal/wire"
 )
 
 // HubHost is the hub of all tests.
@@ -331,4 +332,19 @@ func wait[T any](t testing.TB, c <-chan T, what string) T {
 		t.Fatal(what)
 		panic(errors.New(what))
 	}
+}
+
+// OpenRaw sends an opening as it is and returns the reply, a refusal as *reason.Error.
+func OpenRaw(c opening.Conn, o *wirev1.Opening) (*wirev1.OpeningReply, error) {
+	if err := wire.WriteFrame(c, o, wire.MaxOpening); err != nil {
+		return nil, err
+	}
+	reply := &wirev1.OpeningReply{}
+	if err := wire.ReadFrame(c, reply, wire.MaxOpening); err != nil {
+		return nil, err
+	}
+	if r := reply.GetRefusal(); r != nil {
+		return nil, reason.FromRefusal(r)
+	}
+	return reply, nil
 }
