@@ -76,7 +76,7 @@ func New(cfg Config) (*Edge, error) {
 	e.registry = newRegistry(e)
 	e.acceptor = link.NewAcceptor(link.AcceptorConfig{
 		Key: cfg.Key, Admit: e.admit, Edges: e.edges, Serve: e.registry.serve,
-		Joined: e.registry.joined, Left: e.registry.left, Log: cfg.Log, Registry: cfg.Registry,
+		Joined: e.registry.joined, Left: e.registry.left, Drains: e.registry.drains, Log: cfg.Log, Registry: cfg.Registry,
 	})
 	e.dialer = dial.New(e.registry)
 	e.proxy = proxy.New(proxy.Config{

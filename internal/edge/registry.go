@@ -169,6 +169,12 @@ func (g *registry) left(r *link.Replica) {
 	g.edge.wakeReport()
 }
 
+// drains gives up what waits on r for a next request, so that its agent can end.
+func (g *registry) drains(r *link.Replica) {
+	g.edge.proxy.CloseReplica(r.ID())
+	g.edge.wakeReport()
+}
+
 // wanted are the tunnels that r named, sorted.
 func (g *registry) wanted(r *link.Replica) []string {
 	g.mu.RLock()

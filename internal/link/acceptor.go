@@ -35,6 +35,9 @@ type AcceptorConfig struct {
 	Serve func(r *Replica, tunnelIDs []string) []*wirev1.TunnelVerdict
 	// Joined is called with a replica's first session, Left after its last one ended.
 	Joined, Left func(r *Replica)
+	// Drains is called when a replica announced that it ends and no session of it takes new
+	// streams: what holds idle streams on it should give them up. Nil = nobody.
+	Drains func(r *Replica)
 	// MaxLanes caps lanes per replica; 0 = 4096 without QUIC, 256 beside it.
 	MaxLanes int
 	Log      *slog.Logger
