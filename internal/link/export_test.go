@@ -47,3 +47,6 @@ func (c *Connector) Reopen(ctx context.Context, mode wirev1.SessionMode) error {
 	_, err := c.connect(ctx, c.carriers, mode)
 	return err
 }
+
+// SetLaneWait sets how long a stream waits for a lane.
+func (t *timing) SetLaneWait(d time.Duration) { t.laneWait = d }

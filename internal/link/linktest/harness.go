@@ -64,6 +64,7 @@ type Edge struct {
 	left   chan *link.Replica
 	cancel context.CancelFunc
 	close  func()
+	mute   func()
 	once   sync.Once
 }
 
@@ -141,6 +142,12 @@ func (e *Edge) Set(tok *Token, c *hubv1.Credential) {
 // Close ends the edge.
 func (e *Edge) Close() { e.once.Do(e.close) }
 
+// Kill ends the edge as a crash does: nothing more is sent.
+func (e *Edge) Kill() {
+	e.mute()
+	e.Close()
+}
+
 func (e *Edge) listen(t testing.TB, addr string) {
 	t.Helper()
 	tcp, udp, err := bind(addr)
@@ -195,6 +202,7 @@ func (e *Edge) listen(t testing.TB, addr string) {
 			wg.Go(func() { e.dispatch(ctx, c, conf, web) })
 		}
 	})
+	e.mute = func() { _ = udp.Close() }
 	e.close = func() {
 		_ = tcp.Close()
 		_ = ql.Close()
