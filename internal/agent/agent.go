@@ -239,11 +239,12 @@ func (a *Agent) start(life context.Context, m *member, fromToken []*wirev1.EdgeA
 func (a *Agent) drain(life context.Context) {
 	a.draining.Store(true)
 	m := a.current.Load()
-	if m.sessions() == 0 && a.handler.running.Load() == 0 {
+	active := func() int64 { return a.handler.running.Load() + a.handler.flows.busy() }
+	if m.sessions() == 0 && active() == 0 {
 		return
 	}
 	m.drain(life)
-	if !a.untilIdle(a.cfg.GracePeriod, a.handler.running.Load) {
+	if !a.untilIdle(a.cfg.GracePeriod, active) {
 		a.log.Warn("streams were cut at the end of the grace period", "streams", a.handler.running.Load())
 	}
 }

@@ -28,6 +28,8 @@ const (
 	// udpRedialMin and udpRedialMax pace dials of an origin that cannot be reached.
 	udpRedialMin = time.Second
 	udpRedialMax = 30 * time.Second
+	// udpBusy is how long a drain waits for a flow after its last datagram.
+	udpBusy = 500 * time.Millisecond
 	// udpSweepEvery is how often ended and idle flows are looked for.
 	udpSweepEvery = 500 * time.Millisecond
 )
@@ -183,6 +185,20 @@ func (s *flowServer) active() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.flows)
+}
+
+// busy is the number of flows that were used a moment ago: a question may be without its answer.
+func (s *flowServer) busy() int64 {
+	since := s.now().Add(-udpBusy).UnixNano()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := int64(0)
+	for u := range s.flows {
+		if u.used.Load() > since {
+			n++
+		}
+	}
+	return n
 }
 
 // close ends all flows and waits.

@@ -169,6 +169,15 @@ func TestUDPExchange(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a flow is busy for a moment only", func(t *testing.T) {
+		if b.busy() != 1 {
+			t.Error("not busy right after its datagrams")
+		}
+		b.clock.Add(int64(time.Second))
+		if b.busy() != 0 || b.active() != 1 {
+			t.Error("still busy after a second of silence")
+		}
+	})
 	t.Run("a visitor's end ends the socket", func(t *testing.T) {
 		_ = f.Close()
 		udpEventually(t, "flow gone", func() bool { b.sweep(); return b.active() == 0 })
