@@ -293,22 +293,22 @@ func (m *member) runs() []*edgeRun {
 	return out
 }
 
+// edgeServed takes an edge's answer, which names every tunnel it was told of.
 func (m *member) edgeServed(edge string, verdicts []*wirev1.TunnelVerdict) {
 	m.mu.Lock()
-	byID := m.served[edge]
-	if byID == nil {
-		byID = map[string]*wirev1.TunnelVerdict{}
-		m.served[edge] = byID
-	}
+	byID, old := map[string]*wirev1.TunnelVerdict{}, m.served[edge]
 	for _, v := range verdicts {
+		id := v.GetTunnelId()
+		byID[id] = v
 		if v.GetVerdict() != string(reason.OK) {
 			wake(m.unsettled)
 		}
-		old := byID[v.GetTunnelId()].GetVerdict()
-		byID[v.GetTunnelId()] = v
-		if s := m.a.handler.table.Load().byID[v.GetTunnelId()]; s != nil && old != v.GetVerdict() {
+		if s := m.a.handler.table.Load().byID[id]; s != nil && old[id].GetVerdict() != v.GetVerdict() {
 			m.log.Debug("edge's verdict", "edge", edge, "service", s.declared.GetName(), "verdict", v.GetVerdict(), "detail", v.GetDetail())
 		}
+	}
+	if m.edges[edge] != nil {
+		m.served[edge] = byID
 	}
 	m.mu.Unlock()
 	m.a.touch()

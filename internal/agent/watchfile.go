@@ -15,7 +15,7 @@ import (
 const (
 	// settle lets a writer finish; poll is for file systems that report nothing.
 	settle = 100 * time.Millisecond
-	poll   = 15 * time.Second
+	poll   = 10 * time.Second
 )
 
 // watchedFile is a file whose content matters.
