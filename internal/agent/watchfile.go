@@ -46,7 +46,8 @@ func watchFiles(ctx context.Context, files []*watchedFile, log *slog.Logger) {
 	}
 	ticker := time.NewTicker(poll)
 	defer ticker.Stop()
-	var quiet <-chan time.Time
+	// What changed before the folders were watched counts as well.
+	quiet := time.After(0)
 	for {
 		select {
 		case <-ctx.Done():
