@@ -134,6 +134,9 @@ func (p *ports) reconcile() {
 		p.bind(at)
 	}
 	clear(p.touched)
+	for _, t := range p.waiting {
+		p.setUDP(t)
+	}
 }
 
 // bind listens on a place that somebody wants. p.mu is held.
