@@ -73,12 +73,12 @@ func NewPinnedClient(dialAddr string, pins [][]byte) (client *http.Client, base 
 		defer cancel()
 		raw, err := outbound.Dial(ctx, nil, dialAddr)
 		if err != nil {
-			return nil, reason.Wrap(err, reason.HubUnreachable, reason.HopHub, "the server does not answer at %s", dialAddr)
+			return nil, unreachable(err, "the server does not answer at %s", dialAddr)
 		}
 		c := tls.Client(raw, cfg)
 		if err := c.HandshakeContext(ctx); err != nil {
 			_ = raw.Close()
-			return nil, reason.Wrap(err, reason.HubUnreachable, reason.HopHub, "no TLS with the server at %s", dialAddr)
+			return nil, unreachable(err, "no TLS with the server at %s", dialAddr)
 		}
 		return &plainConn{Conn: c}, nil
 	}
@@ -124,8 +124,13 @@ func (d *dialler) dial(ctx context.Context) (net.Conn, error) {
 	if refused(errWS) {
 		return nil, errWS
 	}
-	return nil, reason.Wrap(fmt.Errorf("over tls: %w; over ws: %w", err, errWS), reason.HubUnreachable, reason.HopHub,
-		"no connection to the hub at %s", d.addr)
+	return nil, unreachable(fmt.Errorf("over tls: %w; over ws: %w", err, errWS), "no connection to the hub at %s", d.addr)
+}
+
+// unreachable keeps the text of the cause only: RPC clients replace an error that wraps io.EOF or
+// its like by that alone.
+func unreachable(err error, format string, args ...any) error {
+	return reason.Wrap(errors.New(err.Error()), reason.HubUnreachable, reason.HopHub, format, args...)
 }
 
 // refused is true when the hub itself answered no.

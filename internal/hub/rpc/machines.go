@@ -40,6 +40,10 @@ func (m machines) Watch(ctx context.Context, r *hubv1.WatchRequest, s *connect.S
 	if err != nil {
 		return err
 	}
+	// Headers at once: a resumed watch may have nothing to say for a long time.
+	if err := s.Send(nil); err != nil {
+		return err
+	}
 	defer m.hub.Serving(c)()
 	return m.hub.Watch(ctx, hub.WatcherOf(c), r.GetFromRevision(), s.Send)
 }
