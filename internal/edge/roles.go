@@ -18,6 +18,7 @@ import (
 	"github.com/adit-dev/adit/internal/edge/pages"
 	"github.com/adit-dev/adit/internal/front"
 	"github.com/adit-dev/adit/internal/hostname"
+	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/opening"
 	"github.com/adit-dev/adit/internal/reason"
 )
@@ -34,7 +35,7 @@ func (e *Edge) Roles() front.Roles {
 		Own:       func(name string) bool { return e.own[name] },
 		OtherEdge: e.otherEdge,
 		Protocols: []front.Protocol{{
-			ALPN: opening.ALPNSession, TLS: e.acceptor.TLSConfig(), TCP: e.acceptor.ServeTLS, QUIC: e.acceptor.ServeQUIC,
+			ALPN: opening.ALPNSession, TLS: e.acceptor.TLSConfig(), Wrap: link.WrapTCP, TCP: e.acceptor.ServeTLS, QUIC: e.acceptor.ServeQUIC,
 		}},
 		Certificate: e.certificate,
 		HTTP:        http.HandlerFunc(e.serveHTTP),
