@@ -64,6 +64,7 @@ func tryStart(t *testing.T, s *config.Server) (*server.Server, error) {
 
 func stop(t *testing.T, srv *server.Server) {
 	t.Helper()
+	http.DefaultClient.CloseIdleConnections()
 	if err := srv.Stop(context.Background()); err != nil {
 		t.Errorf("stop: %v", err)
 	}
@@ -130,15 +131,15 @@ func TestStartAndStop(t *testing.T) {
 				t.Fatal(err)
 			}
 			r.Body.Close()
-			if want := "https://hub.localhost:" + portOf(st.HTTPS) + "/x?y"; r.StatusCode != 308 || r.Header.Get("Location") != want {
+			if want := "https://hub.localhost:" + portOf(st.HTTPS) + "/x?y"; r.StatusCode != 301 || r.Header.Get("Location") != want {
 				t.Errorf("port 80: %d to %q, want %q", r.StatusCode, r.Header.Get("Location"), want)
 			}
 			for path, want := range map[string]string{"/healthz": "ok", "/readyz": `"ready":true`, "/metrics": "adit_build_info"} {
-				if code, body := get(t, client, "http://"+st.Admin+path); code != 200 || !strings.Contains(body, want) {
+				if code, body := get(t, http.DefaultClient, "http://"+st.Admin+path); code != 200 || !strings.Contains(body, want) {
 					t.Errorf("%s: %d %s", path, code, body)
 				}
 			}
-			if code, _ := get(t, client, "http://"+st.Admin+"/debug/pprof/"); code != 404 {
+			if code, _ := get(t, http.DefaultClient, "http://"+st.Admin+"/debug/pprof/"); code != 404 {
 				t.Errorf("profiles without --pprof: %d", code)
 			}
 			stop(t, srv)
@@ -150,7 +151,7 @@ func TestStartAndStop(t *testing.T) {
 			if again.State().HubKeyHash != st.HubKeyHash || again.State().EdgeID != st.EdgeID {
 				t.Errorf("identities changed: %+v", again.State())
 			}
-			if code, _ := get(t, client, "http://"+again.State().Admin+"/debug/pprof/"); code != 200 {
+			if code, _ := get(t, http.DefaultClient, "http://"+again.State().Admin+"/debug/pprof/"); code != 200 {
 				t.Errorf("profiles with --pprof: %d", code)
 			}
 			stop(t, again)

@@ -58,6 +58,6 @@ func redirect(challenge func(http.ResponseWriter, *http.Request) bool, httpsPort
 		if httpsPort != 443 {
 			host = net.JoinHostPort(strings.Trim(host, "[]"), fmt.Sprint(httpsPort))
 		}
-		http.Redirect(w, r, "https://"+host+r.URL.RequestURI(), http.StatusPermanentRedirect)
+		http.Redirect(w, r, "https://"+host+r.URL.RequestURI(), http.StatusMovedPermanently)
 	})
 }
