@@ -105,6 +105,10 @@ func (x *exchange) answered(res *http.Response) error {
 		}
 	}
 	x.rule.ResponseHeaders(res.Header)
+	if len(res.Trailer) > 0 && x.in.ProtoMajor == 1 && x.in.Method != http.MethodHead {
+		// HTTP/1.1 has room for trailers only where the length is not known before.
+		res.Header.Del("Content-Length")
+	}
 	return nil
 }
 
