@@ -26,7 +26,9 @@ type lanePool struct {
 	idle    []*lane // most recently used last
 	waiters []chan *lane
 	demand  demand
-	limit   int // what the agent can hold
+	missed  int       // streams of late that found no lane and took QUIC
+	missAt  time.Time // the last of them
+	limit   int       // what the agent can hold
 	asked   int
 	closed  bool
 }
@@ -107,14 +109,17 @@ func (p *lanePool) wait(ctx context.Context) *lane {
 // ask notes the demand now and sends it when it grew. missed: a stream would have taken a lane.
 // The caller holds mu.
 func (p *lanePool) ask(missed bool) {
-	n := len(p.all) - len(p.idle) + len(p.waiters)
-	if missed {
-		n++
-	}
 	now := time.Now()
-	p.demand.note(n, now)
+	if missed {
+		p.missed++
+		p.missAt = now
+	}
+	p.demand.note(p.wanted(), now)
 	p.tell(p.demand.target(p.cap(p.r.hasQUIC()), now), false)
 }
+
+// wanted is how many lanes are busy, waited for or were missed. The caller holds mu.
+func (p *lanePool) wanted() int { return len(p.all) - len(p.idle) + len(p.waiters) + p.missed }
 
 // tell sends the demand if it changed. The caller holds mu.
 func (p *lanePool) tell(target int, always bool) {
@@ -150,6 +155,7 @@ func (p *lanePool) join(l *lane) bool {
 		return false
 	}
 	p.all[l] = struct{}{}
+	p.missed = max(0, p.missed-1)
 	p.mu.Unlock()
 	p.r.pair.metrics.lanes.Inc()
 	p.put(l)
@@ -227,7 +233,10 @@ func (p *lanePool) drop(l *lane) {
 // tend retires idle lanes above the target.
 func (p *lanePool) tend(now time.Time) {
 	p.mu.Lock()
-	p.demand.note(len(p.all)-len(p.idle)+len(p.waiters), now)
+	if now.Sub(p.missAt) > p.r.pair.timing.laneShrink/demandBuckets {
+		p.missed = 0
+	}
+	p.demand.note(p.wanted(), now)
 	target := p.demand.target(p.cap(p.r.hasQUIC()), now)
 	p.tell(target, false)
 	var retired []*lane

@@ -108,18 +108,13 @@ func (r *Replica) Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1
 	switch choose(policy, h.Kind, h.Class, o) {
 	case rideNone:
 		return nil, reason.New(reason.NoAgent, reason.HopEdge, "no session with the agent on %s; is it running and can it reach this server?", r.hostName).Safe()
-	case rideLane:
+	case rideLane, rideQUICAndAsk:
 		if out, err := r.openLanes(ctx, h, b); out != nil || err != nil {
 			return out, err
 		}
 		if o.quic {
 			return r.openQUIC(ctx, s, h, b)
 		}
-	case rideQUICAndAsk:
-		if l := r.lanes.take(); l != nil { // one came in between
-			r.lanes.put(l)
-		}
-		return r.openQUIC(ctx, s, h, b)
 	case rideQUIC:
 		return r.openQUIC(ctx, s, h, b)
 	case rideWait:
@@ -264,6 +259,10 @@ func (r *Replica) control(s *session, m *wirev1.Control) {
 	case *wirev1.Control_Serve:
 		verdicts := r.acceptor.cfg.Serve(r, f.Serve.TunnelIds)
 		s.send(&wirev1.Control{Message: &wirev1.Control_Served{Served: &wirev1.Served{Sequence: f.Serve.Sequence, Tunnels: verdicts}}})
+	case *wirev1.Control_Drain:
+		if on := r.acceptor.cfg.Drains; on != nil && !r.Available() {
+			on(r)
+		}
 	case *wirev1.Control_LaneLimit:
 		r.lanes.setLimit(int(min(f.LaneLimit.Lanes, lanesAlone)))
 	}
