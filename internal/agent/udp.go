@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/pires/go-proxyproto"
@@ -20,7 +21,8 @@ import (
 const (
 	// defaultUDPIdle is how long a flow lives without datagrams.
 	defaultUDPIdle = 120 * time.Second
-	// maxUDPFlows bounds the sockets of all flows of an agent.
+	// maxUDPFlows bounds the sockets of all flows of an agent, beside a quarter of the descriptors
+	// it may have.
 	maxUDPFlows = 16384
 	// udpPending and udpPendingBytes bound what waits for the origin to be dialled.
 	udpPending      = 1024
@@ -64,6 +66,7 @@ type flowServer struct {
 	m      *metrics
 	log    *slog.Logger
 	now    func() time.Time
+	limit  int
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -75,7 +78,11 @@ type flowServer struct {
 }
 
 func newFlowServer(target func(h *wirev1.StreamHeader) (udpTarget, *reason.Error), dialer udpDialer, m *metrics, log *slog.Logger) *flowServer {
-	s := &flowServer{target: target, dialer: dialer, m: m, log: log, now: time.Now, flows: make(map[*udpFlow]struct{})}
+	s := &flowServer{target: target, dialer: dialer, m: m, log: log, now: time.Now, limit: maxUDPFlows, flows: make(map[*udpFlow]struct{})}
+	var r syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r) == nil {
+		s.limit = int(min(maxUDPFlows, r.Cur/4))
+	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -115,9 +122,9 @@ func (s *flowServer) add(u *udpFlow) *reason.Error {
 	switch {
 	case s.closed:
 		return reason.New(reason.AgentDraining, reason.HopAgent, "this agent is about to end").Safe()
-	case len(s.flows) >= maxUDPFlows:
+	case len(s.flows) >= s.limit:
 		return reason.New(reason.RateLimited, reason.HopAgent,
-			"this agent carries %d udp flows, its limit; shorten idle_timeout_secs or add a replica", len(s.flows)).Safe()
+			"this agent carries %d udp flows, its limit; raise its descriptor limit, shorten idle_timeout_secs or add a replica", len(s.flows)).Safe()
 	}
 	s.flows[u] = struct{}{}
 	s.m.streams.Inc()

@@ -365,6 +365,13 @@ func TestUDPRefusals(t *testing.T) {
 	if e := try(udpTarget{spec: &origin.Spec{Proxy: 1}}, nil); e == nil || e.Code != reason.Invalid {
 		t.Errorf("PROXY v1: %v", e)
 	}
+	b.limit = 1
+	if e := try(udpTargetOf(udpEcho(t, 0)), nil); e != nil {
+		t.Errorf("the first flow: %v", e)
+	}
+	if e := try(udpTargetOf(udpEcho(t, 0)), nil); e == nil || e.Code != reason.RateLimited {
+		t.Errorf("above the limit: %v", e)
+	}
 	b.close()
 	if e := try(udpTarget{spec: &origin.Spec{}}, nil); e == nil || e.Code != reason.AgentDraining {
 		t.Errorf("after close: %v", e)
