@@ -507,6 +507,19 @@ func TestReplicas(t *testing.T) {
 			}
 		}
 	})
+	t.Run("after a refusal another replica is asked", func(t *testing.T) {
+		a, z := &replica{id: "A", refusal: reason.New(reason.RateLimited, reason.HopAgent, "full")}, &replica{id: "Z"}
+		b := start(t, nil, a)
+		port := freePorts(t, 1)
+		b.mustSet(t, testTunnel("t1", port, 1))
+		c := visit(t, "127.0.0.1", port)
+		_, _ = c.Write([]byte("x"))
+		eventually(t, "asked", func() bool { return len(a.opened()) == 1 })
+		b.source.set(a, z)
+		if got := ask(t, c, "y", soon); got != "Zy" {
+			t.Errorf("%q", got)
+		}
+	})
 	t.Run("a refusal is not asked for again at once", func(t *testing.T) {
 		a := &replica{id: "A", refusal: reason.New(reason.OriginDenied, reason.HopAgent, "not that target")}
 		b := start(t, nil, a)

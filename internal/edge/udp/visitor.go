@@ -15,8 +15,8 @@ import (
 // lateReplies is how long replies are taken from a replica that left.
 const lateReplies = 10 * time.Second
 
-// holdOff is how long a visitor's datagrams are dropped after the agent refused its flow, so
-// that it is not asked again for each.
+// holdOff is how long a replica that refused a visitor's flow is not asked again: not for each
+// datagram.
 const holdOff = time.Second
 
 // visitor is one visitor's exchange with one tunnel: a flow, and the next one should its replica
@@ -34,6 +34,8 @@ type visitor struct {
 	replica string
 	origin  uint32
 	ended   bool
+	// refused are the replicas that refused the flow; they are not asked again before holdTo.
+	refused []string
 	holdTo  time.Time
 	// old are flows on replicas that left, which may still bring replies.
 	old []retired
@@ -84,15 +86,14 @@ func (v *visitor) open(cfg *config) bool {
 	now := v.port.s.cfg.Now()
 	if v.flow != nil {
 		if e := v.flow.Refusal(); e != nil {
-			v.holdTo = now.Add(holdOff)
+			v.refused, v.holdTo = append(v.refused, v.replica), now.Add(holdOff)
 			v.port.refused(cfg, e)
 		}
 		_ = v.flow.Close()
 		v.flow = nil
 	}
-	if now.Before(v.holdTo) {
-		m.drop(dropRefused, 1)
-		return false
+	if !now.Before(v.holdTo) {
+		v.refused = nil
 	}
 	rule := cfg.rules.First()
 	if rule == nil {
@@ -110,7 +111,12 @@ func (v *visitor) open(cfg *config) bool {
 		VisitorAddress: v.key.visitor.String(),
 		EdgeAddress:    netip.AddrPortFrom(v.key.local, v.port.number).String(),
 	}
+	why := dropNoAgent
 	for _, r := range v.port.s.dialer.Order(cfg.GetId(), nil) {
+		if slices.Contains(v.refused, r.ID()) {
+			why = dropRefused
+			continue
+		}
 		f, err := r.OpenFlow(h, v.reply)
 		if err == nil {
 			v.flow, v.replica, v.origin = f, r.ID(), origin
@@ -119,7 +125,7 @@ func (v *visitor) open(cfg *config) bool {
 		}
 		v.port.s.cfg.Log.Debug("a flow could not be opened", "tunnel", cfg.GetId(), "replica", r.ID(), "error", err)
 	}
-	m.drop(dropNoAgent, 1)
+	m.drop(why, 1)
 	return false
 }
 
