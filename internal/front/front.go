@@ -106,6 +106,7 @@ type Front struct {
 	endVisits       context.CancelCauseFunc
 	closing, closed chan struct{}
 	once, closeOnce sync.Once
+	beginning       sync.Mutex
 	wg              sync.WaitGroup
 
 	roles     Roles
@@ -218,20 +219,35 @@ func (f *Front) Conns() *limits.Conns { return f.conns }
 // Serve dispatches until Shutdown or ctx ends; the end of ctx closes everything at once. It is
 // called once.
 func (f *Front) Serve(ctx context.Context, r Roles) error {
-	f.roles = r
-	f.tls = &tls.Config{GetCertificate: r.Certificate, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12}
-	f.acme = &tls.Config{GetCertificate: r.Certificate, NextProtos: []string{alpnACME}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true}
-	if err := f.udp.listen(r); err != nil {
+	if err := f.begin(r); err != nil {
 		return errors.Join(err, f.Close())
 	}
-	f.tickets.rotate(f.tls, f.udp.h3)
-	f.start()
 	stop := context.AfterFunc(ctx, func() { _ = f.Close() })
 	select {
 	case <-f.closing:
 	case <-f.closed:
 		stop()
 	}
+	return nil
+}
+
+// begin starts to serve, unless the front was closed before.
+func (f *Front) begin(r Roles) error {
+	f.beginning.Lock()
+	defer f.beginning.Unlock()
+	select {
+	case <-f.closing:
+		return nil
+	default:
+	}
+	f.roles = r
+	f.tls = &tls.Config{GetCertificate: r.Certificate, NextProtos: []string{"h2", "http/1.1"}, MinVersion: tls.VersionTLS12}
+	f.acme = &tls.Config{GetCertificate: r.Certificate, NextProtos: []string{alpnACME}, MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true}
+	if err := f.udp.listen(r); err != nil {
+		return err
+	}
+	f.tickets.rotate(f.tls, f.udp.h3)
+	f.start()
 	return nil
 }
 
@@ -299,7 +315,9 @@ func (f *Front) Close() error {
 // stopAccepting closes the TCP listeners, and connections that did not say yet what they want.
 func (f *Front) stopAccepting() {
 	f.once.Do(func() {
+		f.beginning.Lock()
 		close(f.closing)
+		f.beginning.Unlock()
 		_ = f.tcp.Close()
 		if f.plain != nil {
 			_ = f.plain.Close()
