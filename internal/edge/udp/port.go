@@ -17,7 +17,7 @@ type port struct {
 	number uint16
 	sock   *datagram.Socket
 	config atomic.Pointer[config]
-	// denied paces the log line about refused flows.
+	// warned is when the log last told of refused flows, UnixNano.
 	warned atomic.Int64
 
 	mu      sync.Mutex
