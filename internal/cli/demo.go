@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -217,8 +218,13 @@ func (d *demo) startSamples(ctx context.Context) error {
 // invite makes the agent's token with the hub's API, as a person would, and writes it to a file.
 func (d *demo) invite(ctx context.Context, c *client) (string, error) {
 	ports := []*hubv1.PortRange{{First: uint32(d.echoPort), Last: uint32(d.echoPort)}}
-	resp, err := c.invites().CreateInvite(ctx, &hubv1.CreateInviteRequest{
-		Name: "demo", Hostnames: []string{d.host, demoSecure}, TcpPorts: ports, UdpPorts: ports})
+	req := &hubv1.CreateInviteRequest{Name: "demo", Hostnames: []string{d.host, demoSecure}, TcpPorts: ports, UdpPorts: ports}
+	resp, err := c.invites().CreateInvite(ctx, req)
+	if connect.CodeOf(err) == connect.CodeAlreadyExists {
+		// The data folder of an earlier demo: its tenant owns the names.
+		req.Name, req.Tenant = "demo-"+time.Now().Format("20060102-150405.000"), "demo"
+		resp, err = c.invites().CreateInvite(ctx, req)
+	}
 	if err != nil {
 		return "", fmt.Errorf("create the invite: %w", err)
 	}

@@ -127,7 +127,7 @@ func exposed(text string, f exposeFlags, token *identity.Token) (config.ServiceL
 // parseOrigin reads a port, host:port or URL.
 func parseOrigin(s string) (*url.URL, error) {
 	const want = "write a port (3000), host:port, or a URL with http, https, h2c, tls, tcp or udp"
-	if n, err := strconv.ParseUint(s, 10, 16); err == nil && n > 0 {
+	if _, err := strconv.Atoi(s); err == nil {
 		s = "http://127.0.0.1:" + s
 	}
 	if !strings.Contains(s, "://") {
@@ -142,6 +142,9 @@ func parseOrigin(s string) (*url.URL, error) {
 	def, ok := port[u.Scheme]
 	if !ok {
 		return nil, fmt.Errorf("%q is not a scheme of an origin; %s", u.Scheme, want)
+	}
+	if n, err := strconv.ParseUint(u.Port(), 10, 16); u.Port() != "" && (err != nil || n == 0) {
+		return nil, fmt.Errorf("%q is not an origin: ports are 1 to 65535; %s", s, want)
 	}
 	if u.Port() == "" {
 		if def == "" {
