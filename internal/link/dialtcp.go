@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"time"
 
@@ -149,6 +150,19 @@ func connectProxy(conn net.Conn, t tcpTarget) error {
 	return nil
 }
 
+// wsHost is the host that a WebSocket is asked for. An edge takes no visitor without a server name,
+// and an IP address is none, so an edge that is known by address only is called by its own name.
+func (c *Connector) wsHost(t tcpTarget) string {
+	host, _, err := net.SplitHostPort(t.host)
+	if err != nil {
+		return t.host
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		return t.host
+	}
+	return c.cfg.Edge.GetId() + ".edge." + c.cfg.HubHost
+}
+
 // dialWS opens a WebSocket. Its TLS is not trusted, a proxy may end it: the session's own runs
 // inside.
 func (c *Connector) dialWS(ctx context.Context, t tcpTarget) (net.Conn, error) {
@@ -164,7 +178,7 @@ func (c *Connector) dialWS(ctx context.Context, t tcpTarget) (net.Conn, error) {
 		},
 	}
 	defer tr.CloseIdleConnections()
-	ws, resp, err := websocket.Dial(ctx, "https://"+t.host+wsPath, &websocket.DialOptions{
+	ws, resp, err := websocket.Dial(ctx, "https://"+c.wsHost(t)+wsPath, &websocket.DialOptions{
 		HTTPClient:   &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
 		Subprotocols: []string{wsSubprotocol},
 	})
