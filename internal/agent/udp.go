@@ -27,9 +27,9 @@ const (
 	// udpPending and udpPendingBytes bound what waits for the origin to be dialled.
 	udpPending      = 1024
 	udpPendingBytes = 1 << 20
-	// udpRedialMin and udpRedialMax pace dials of an origin that cannot be reached.
-	udpRedialMin = time.Second
-	udpRedialMax = 30 * time.Second
+	// udpRedialFirst and udpRedialLongest pace dials of an origin that cannot be reached.
+	udpRedialFirst   = time.Second
+	udpRedialLongest = 30 * time.Second
 	// udpBusy is how long a drain waits for a flow after its last datagram.
 	udpBusy = 500 * time.Millisecond
 	// udpSweepEvery is how often ended and idle flows are looked for.

@@ -52,11 +52,11 @@ func (u *udpFlow) end() {
 // dialled again: its name may lead elsewhere by then.
 func (u *udpFlow) run() {
 	defer u.s.remove(u)
-	pause := udpRedialMin
+	pause := udpRedialFirst
 	for u.ctx.Err() == nil {
 		c, err := u.dial()
 		if err == nil {
-			pause = udpRedialMin
+			pause = udpRedialFirst
 			u.connected(c)
 			u.fromOrigin(c)
 			u.disconnected(c)
@@ -76,7 +76,7 @@ func (u *udpFlow) run() {
 		case <-wait.C:
 		}
 		wait.Stop()
-		pause = min(2*pause, udpRedialMax)
+		pause = min(2*pause, udpRedialLongest)
 	}
 	_ = u.flow.Close()
 	u.mu.Lock()
@@ -184,7 +184,7 @@ func (u *udpFlow) fromOrigin(c *datagram.Socket) {
 		}
 		// "Port unreachable" and the like are news of the moment: the origin may be restarting.
 		// Its address may have changed, too.
-		if u.s.now().UnixNano()-u.heard.Load() > int64(5*udpRedialMin) {
+		if u.s.now().UnixNano()-u.heard.Load() > int64(5*udpRedialFirst) {
 			return
 		}
 	}
