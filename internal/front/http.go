@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"time"
 
-	_ "github.com/adit-dev/adit/internal/edge/h2connect" // WebSockets over HTTP/2
+	_ "github.com/adit-dev/adit/internal/front/h2connect" // WebSockets over HTTP/2
 )
 
 // feed is a listener whose connections are given to it.

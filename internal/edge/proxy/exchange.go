@@ -190,6 +190,9 @@ func (x *exchange) finish() {
 	took := time.Since(x.start)
 	x.p.metrics.observe(status, took)
 	x.log(status, took)
+	if broken == nil && x.failure != nil && x.w.status == 0 {
+		broken = http.ErrAbortHandler // else the server would answer 200 in our place
+	}
 	if broken != nil {
 		panic(broken)
 	}

@@ -3,6 +3,8 @@ package proxy
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -15,11 +17,18 @@ import (
 // forward carries the request to the origin and the answer back.
 func (x *exchange) forward() {
 	r := x.in
+	if httpAgain(r.Header.Get("Upgrade")) {
+		// Ignoring an upgrade is anybody's right.
+		r.Header.Del("Upgrade")
+	}
 	if protocol := connectProtocol(r); protocol != "" {
 		r = x.bridged(protocol)
 	}
 	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
 		x.body = newRequestBody(x, r.Body)
+		// HTTP/1.1's server closes the body when the answer begins, unless it is told not to: the
+		// end of an upload would be an error then, and a conversation impossible.
+		_ = x.w.rc.EnableFullDuplex() // the other versions' servers never do
 	}
 	if r.Context().Value(http.ServerContextKey) == nil {
 		// Only under this key does httputil believe that a server will recover its panic, and
@@ -104,12 +113,26 @@ func (x *exchange) answered(res *http.Response) error {
 			return err
 		}
 	}
+	// It tells of the origin's own listeners, which the visitor cannot reach.
+	res.Header.Del("Alt-Svc")
 	x.rule.ResponseHeaders(res.Header)
 	if len(res.Trailer) > 0 && x.in.ProtoMajor == 1 && x.in.Method != http.MethodHead {
 		// HTTP/1.1 has room for trailers only where the length is not known before.
 		res.Header.Del("Content-Length")
 	}
 	return nil
+}
+
+// httpAgain reports whether an upgrade leads to more HTTP (h2c, HTTP/2.0, TLS/1.0): requests in
+// it would pass the edge unseen, past access, rules and headers.
+func httpAgain(upgrade string) bool {
+	for token := range strings.SplitSeq(strings.ToLower(upgrade), ",") {
+		name, _, _ := strings.Cut(strings.TrimSpace(token), "/")
+		if name == "h2c" || name == "h2" || name == "h3" || name == "http" || name == "tls" {
+			return true
+		}
+	}
+	return false
 }
 
 // roundTripper lets httputil.ReverseProxy use the pool.
@@ -134,7 +157,10 @@ func (x *exchange) explain(err error) *reason.Error {
 		if errors.As(broken, &large) {
 			return reason.Wrap(broken, reason.TooLarge, reason.HopVisitor, "the request is larger than %d bytes", large.Limit)
 		}
-		return reason.Wrap(broken, reason.BadRequest, reason.HopVisitor, "the request's body broke off or is malformed")
+		if x.in.ProtoMajor > 1 || closedBy(broken) {
+			return reason.Wrap(broken, reason.ClientClosed, reason.HopVisitor, "the visitor closed before the end of its request")
+		}
+		return reason.Wrap(broken, reason.BadRequest, reason.HopVisitor, "the request's body is malformed")
 	case errors.As(err, &known):
 		return known
 	case x.ride != nil && x.ride.refusal() != nil:
@@ -147,4 +173,11 @@ func (x *exchange) explain(err error) *reason.Error {
 		return e
 	}
 	return reason.Wrap(err, reason.Internal, reason.HopEdge, "the request could not be sent")
+}
+
+// closedBy reports whether reading from an HTTP/1.1 visitor failed because it closed, rather than
+// for what it sent.
+func closedBy(err error) bool {
+	var op *net.OpError
+	return errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &op)
 }

@@ -17,9 +17,11 @@ func requestHost(r *http.Request) (string, *reason.Error) {
 	bad := func(format string, args ...any) (string, *reason.Error) {
 		return "", reason.New(reason.BadRequest, reason.HopVisitor, format, args...)
 	}
-	switch {
-	case r.Method == http.MethodConnect && connectProtocol(r) == "":
+	switch protocol := connectProtocol(r); {
+	case r.Method == http.MethodConnect && protocol == "":
 		return bad("CONNECT is for proxies; this is none")
+	case httpAgain(protocol):
+		return bad("an extended CONNECT may not lead to HTTP again")
 	case !strings.HasPrefix(r.RequestURI, "/"):
 		// Also the absolute form: net/http hides whether Host agrees with it.
 		return bad("the request target %q does not start with a slash", clip(r.RequestURI))

@@ -299,7 +299,7 @@ func TestBigBodies(t *testing.T) {
 				defer res.Body.Close()
 				n, err := io.Copy(io.Discard, res.Body)
 				if n != size || err != nil || res.Header.Get("X-Got") != strconv.Itoa(size) {
-					t.Errorf("down %d, %v; up %s", n, err, res.Header.Get("X-Got"))
+					t.Errorf("down %d, %v; up %s\n%s", n, err, res.Header.Get("X-Got"), r.logs)
 				}
 			})
 		}

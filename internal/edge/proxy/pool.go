@@ -38,7 +38,7 @@ type pool struct {
 
 	mu       sync.Mutex
 	replicas map[string]*replica
-	shunned  map[shun]time.Time
+	shunned  map[shunKey]time.Time
 	alpn     map[alpnKey]*alpn
 	slots    map[string]slots
 	pins     map[pin]struct{}
@@ -46,7 +46,7 @@ type pool struct {
 	watched map[uint64]struct{}
 }
 
-type shun struct{ replica, tunnel string }
+type shunKey struct{ replica, tunnel string }
 
 // replica is what the pool holds of one replica. It goes when nothing uses it any more.
 type replica struct {
@@ -54,11 +54,13 @@ type replica struct {
 	transports [protocols]*http.Transport
 	conns      map[*conn]struct{}
 	requests   int
+	// leaving: it drains or left, so what falls idle is given up.
+	leaving bool
 }
 
 func newPool(d *dial.Dialer, responseHeader time.Duration) *pool {
 	return &pool{
-		dialer: d, responseHeader: responseHeader, replicas: map[string]*replica{}, shunned: map[shun]time.Time{},
+		dialer: d, responseHeader: responseHeader, replicas: map[string]*replica{}, shunned: map[shunKey]time.Time{},
 		alpn: map[alpnKey]*alpn{}, slots: map[string]slots{}, pins: map[pin]struct{}{}, watched: map[uint64]struct{}{},
 	}
 }
@@ -74,7 +76,7 @@ func (p *pool) choose(tunnelID string) *replica {
 		if known := p.replicas[r.ID()]; known != nil {
 			load = max(0, active-int64(len(known.conns))) + int64(known.requests)
 		}
-		if until, ok := p.shunned[shun{r.ID(), tunnelID}]; ok && time.Now().Before(until) {
+		if until, ok := p.shunned[shunKey{r.ID(), tunnelID}]; ok && time.Now().Before(until) {
 			load += 1 << 32
 		}
 		return load
@@ -86,6 +88,7 @@ func (p *pool) choose(tunnelID string) *replica {
 	defer p.mu.Unlock()
 	r := p.replica(order[0].ID())
 	r.requests++
+	r.leaving = false
 	return r
 }
 
@@ -108,9 +111,23 @@ func (p *pool) tidy(r *replica) {
 
 func (p *pool) release(r *replica) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	r.requests--
+	leaving := r.leaving && r.requests == 0
 	p.tidy(r)
+	p.mu.Unlock()
+	if leaving {
+		r.closeIdle()
+	}
+}
+
+// closeIdle lets the transports give their idle connections up. Only they know for certain that
+// no request is about to take one.
+func (r *replica) closeIdle() {
+	for _, t := range r.transports {
+		if t != nil {
+			t.CloseIdleConnections()
+		}
+	}
 }
 
 func (p *pool) transport(r *replica, proto protocol) *http.Transport {
@@ -168,9 +185,24 @@ func (p *pool) adopt(c *dial.Conn, rd *ride) *conn {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out.owner = p.replica(rd.boarded.id)
+	out.owner = p.replica(c.ReplicaID)
 	out.owner.conns[out] = struct{}{}
+	if c.ReplicaID != rd.boarded.id {
+		p.shun(rd.boarded.id, out.tunnelID)
+	}
 	return out
+}
+
+// shun makes a replica that could not reach a tunnel's origin nobody's first choice for a while.
+// The caller holds mu.
+func (p *pool) shun(replicaID, tunnelID string) {
+	now := time.Now()
+	for k, until := range p.shunned {
+		if now.After(until) {
+			delete(p.shunned, k)
+		}
+	}
+	p.shunned[shunKey{replicaID, tunnelID}] = now.Add(shunFor)
 }
 
 // forget takes a closed connection out of the books.
@@ -189,20 +221,15 @@ func (p *pool) moved(c *conn, to string) {
 	if _, open := c.owner.conns[c]; !open {
 		return
 	}
-	now := time.Now()
-	for k, until := range p.shunned {
-		if now.After(until) {
-			delete(p.shunned, k)
-		}
-	}
-	p.shunned[shun{c.owner.id, c.tunnelID}] = now.Add(shunFor)
+	p.shun(c.owner.id, c.tunnelID)
 	delete(c.owner.conns, c)
 	p.tidy(c.owner)
 	c.owner = p.replica(to)
 	c.owner.conns[c] = struct{}{}
 }
 
-// closeIdle closes the idle connections for which f is true.
+// closeIdle closes the idle connections for which f is true. A request that takes one just now
+// fails, so f must name connections that no request asks for any more.
 func (p *pool) closeIdle(f func(*conn) bool) {
 	var found []*conn
 	p.mu.Lock()
@@ -231,9 +258,26 @@ func (p *pool) closeTunnel(id string) {
 }
 
 func (p *pool) closeReplica(id string) {
-	p.closeIdle(func(c *conn) bool { return c.Replica() == id })
+	p.mu.Lock()
+	r := p.replicas[id]
+	if r != nil {
+		r.leaving = true
+	}
+	p.mu.Unlock()
+	if r != nil {
+		r.closeIdle()
+	}
 }
 
 func (p *pool) close() {
-	p.closeIdle(func(*conn) bool { return true })
+	p.mu.Lock()
+	all := make([]*replica, 0, len(p.replicas))
+	for _, r := range p.replicas {
+		r.leaving = true
+		all = append(all, r)
+	}
+	p.mu.Unlock()
+	for _, r := range all {
+		r.closeIdle()
+	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/adit-dev/adit/internal/edge/dial"
-	_ "github.com/adit-dev/adit/internal/edge/h2connect" // WebSockets over HTTP/2
 	"github.com/adit-dev/adit/internal/edge/route"
+	_ "github.com/adit-dev/adit/internal/front/h2connect" // WebSockets over HTTP/2
 )
 
 // Defaults of Config.
