@@ -528,7 +528,7 @@ func TestProxyProtocol(t *testing.T) {
 		return string(b)
 	}
 	const req = "GET / HTTP/1.1\r\nHost: q.test\r\nConnection: close\r\n\r\n"
-	trusted := start(t, Config{ProxyFrom: loopback, ListenHTTP: "127.0.0.1:0", MaxConnsPerAddress: 1}, nil)
+	trusted := start(t, Config{ProxyFrom: loopback, ListenHTTP: "127.0.0.1:0"}, nil)
 	for name, header := range map[string]string{"v1": v1, "v2": v2} {
 		t.Run("I03 "+name+" from a balancer gives the resolved address", func(t *testing.T) {
 			got := request(t, trusted.addr, header, req, trusted.client("q.test"))
@@ -541,6 +541,7 @@ func TestProxyProtocol(t *testing.T) {
 		})
 	}
 	t.Run("I03 caps count the resolved address", func(t *testing.T) {
+		trusted := start(t, Config{ProxyFrom: loopback, MaxConnsPerAddress: 1}, nil)
 		hold := func(header string) net.Conn {
 			c, err := net.Dial("tcp", trusted.addr)
 			if err != nil {

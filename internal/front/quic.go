@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -37,8 +38,10 @@ type quicSide struct {
 	h3        *tls.Config
 	server    *http3.Server
 
-	mu    sync.Mutex
-	conns map[*quic.Conn]*h3Conn
+	mu sync.Mutex
+	// conns are visitors', sessions those of our protocols.
+	conns    map[*quic.Conn]*h3Conn
+	sessions map[*quic.Conn]struct{}
 	// draining: idle HTTP/3 connections are closed.
 	draining bool
 }
@@ -50,7 +53,7 @@ type h3Key struct{}
 
 func newQUICSide(f *Front, c *net.UDPConn) *quicSide {
 	fresh := rate.NewLimiter(retryRate, retryBurst)
-	q := &quicSide{front: f, socket: c, conns: map[*quic.Conn]*h3Conn{}}
+	q := &quicSide{front: f, socket: c, conns: map[*quic.Conn]*h3Conn{}, sessions: map[*quic.Conn]struct{}{}}
 	reset := f.cfg.StatelessReset
 	if reset == nil {
 		reset = new([32]byte)
@@ -147,8 +150,20 @@ func (q *quicSide) accept() {
 			_ = c.CloseWithError(0, "no such protocol")
 			continue
 		}
-		q.front.wg.Go(func() { q.front.roles.Protocols[i].QUIC(q.front.base, c) })
+		q.front.wg.Go(func() { q.session(c, q.front.roles.Protocols[i].QUIC) })
 	}
+}
+
+func (q *quicSide) session(c *quic.Conn, serve func(context.Context, *quic.Conn)) {
+	q.mu.Lock()
+	q.sessions[c] = struct{}{}
+	q.mu.Unlock()
+	defer func() {
+		q.mu.Lock()
+		delete(q.sessions, c)
+		q.mu.Unlock()
+	}()
+	serve(q.front.base, c)
 }
 
 // visitor serves one HTTP/3 connection under the caps of all visitor connections.
@@ -257,10 +272,7 @@ func (q *quicSide) shutdown(ctx context.Context) {
 	}
 	q.mu.Lock()
 	q.draining = true
-	open := make([]*quic.Conn, 0, len(q.conns))
-	for c := range q.conns {
-		open = append(open, c)
-	}
+	open := slices.Collect(maps.Keys(q.conns))
 	q.mu.Unlock()
 	t := time.AfterFunc(h3Linger, func() {
 		for _, c := range open {
@@ -273,17 +285,21 @@ func (q *quicSide) shutdown(ctx context.Context) {
 
 func (q *quicSide) closeVisitors() {
 	q.mu.Lock()
-	open := make([]*quic.Conn, 0, len(q.conns))
-	for c := range q.conns {
-		open = append(open, c)
-	}
+	open := slices.Collect(maps.Keys(q.conns))
 	q.mu.Unlock()
 	for _, c := range open {
 		_ = c.CloseWithError(quic.ApplicationErrorCode(http3.ErrCodeNoError), "")
 	}
 }
 
+// close ends what is left. The transport would drop connections without a word.
 func (q *quicSide) close() {
+	q.mu.Lock()
+	sessions := slices.Collect(maps.Keys(q.sessions))
+	q.mu.Unlock()
+	for _, c := range sessions {
+		_ = c.CloseWithError(0, "the edge shuts down")
+	}
 	if q.server != nil {
 		_ = q.server.Close()
 	}
