@@ -109,7 +109,7 @@ func (f *Files) Certificate(_ context.Context, name string) (*hubv1.Certificate,
 	}
 	for _, base := range bases {
 		c, err := f.read(name, base)
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, errNoPair) {
 			continue
 		}
 		if err != nil {
@@ -120,18 +120,21 @@ func (f *Files) Certificate(_ context.Context, name string) (*hubv1.Certificate,
 	return problem(name, fmt.Sprintf("there are no files %s.crt and %s.key in %s; put them there", bases[0], bases[0], f.cfg.Dir)), nil
 }
 
-// read checks one pair: fs.ErrNotExist means that neither file is there.
+// errNoPair means that neither file of a pair is there.
+var errNoPair = errors.New("no files")
+
+// read checks one pair of files.
 func (f *Files) read(name, base string) (*hubv1.Certificate, error) {
 	crt, key := filepath.Join(f.cfg.Dir, base+".crt"), filepath.Join(f.cfg.Dir, base+".key")
 	chain, errCrt := os.ReadFile(crt)
 	keyPEM, errKey := os.ReadFile(key)
 	switch {
 	case errors.Is(errCrt, fs.ErrNotExist) && errors.Is(errKey, fs.ErrNotExist):
-		return nil, fs.ErrNotExist
+		return nil, errNoPair
 	case errCrt != nil:
-		return nil, fmt.Errorf("certificate file: %s", errCrt)
+		return nil, fmt.Errorf("certificate file: %w", errCrt)
 	case errKey != nil:
-		return nil, fmt.Errorf("key file: %s", errKey)
+		return nil, fmt.Errorf("key file: %w", errKey)
 	}
 	pair, err := tls.X509KeyPair(chain, keyPEM)
 	if err != nil {
