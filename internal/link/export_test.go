@@ -50,3 +50,10 @@ func (c *Connector) Reopen(ctx context.Context, mode wirev1.SessionMode) error {
 
 // SetLaneWait sets how long a stream waits for a lane.
 func (t *timing) SetLaneWait(d time.Duration) { t.laneWait = d }
+
+// LaneLimit is how many lanes the agent says it can hold.
+func (r *Replica) LaneLimit() int {
+	r.lanes.mu.Lock()
+	defer r.lanes.mu.Unlock()
+	return r.lanes.limit
+}

@@ -51,15 +51,6 @@ func newLaneDialler(c *Connector) *laneDialler {
 	return d
 }
 
-// descriptorLimit is how many files this process may have open.
-func descriptorLimit() int {
-	var r syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r); err != nil {
-		return 1024
-	}
-	return int(min(r.Cur, 1<<20))
-}
-
 func (d *laneDialler) wake() {
 	select {
 	case d.kick <- struct{}{}:
@@ -111,6 +102,11 @@ func (d *laneDialler) run(ctx context.Context) {
 		need := min(d.want, d.limit) - len(d.lanes) - d.dialling
 		ready := pause <= 0 && need > 0 && d.dialling < lanesAtOnce
 		s := d.c.pair.current()
+		raised := pause <= 0 && d.limit < d.hard && s != nil && !d.until.IsZero()
+		if raised {
+			// After a pause one more may be tried; its success lifts the limit further.
+			d.limit, d.until = d.limit+1, time.Time{}
+		}
 		if ready && s != nil {
 			d.dialling++
 			d.nextID++
@@ -118,12 +114,16 @@ func (d *laneDialler) run(ctx context.Context) {
 			d.wg.Add(1)
 			go func() { defer d.wg.Done(); d.dial(ctx, s, id) }()
 		}
+		waits := pause > 0 && (need > 0 || d.limit < d.hard)
 		d.mu.Unlock()
-		if ready && s != nil {
+		if raised {
+			d.sendLimit(s)
+		}
+		if ready && s != nil || raised {
 			continue
 		}
 		var timer <-chan time.Time
-		if need > 0 && pause > 0 {
+		if waits {
 			timer = time.After(pause)
 		}
 		if left := d.grace(); left > 0 && (timer == nil || left < pause) {
@@ -196,10 +196,14 @@ func (d *laneDialler) dial(ctx context.Context, s *session, id uint64) {
 		d.sendLimit(d.c.pair.current())
 	}
 	d.wake()
-	err = d.serve(l)
+	began := time.Now()
+	served, err := d.serve(l)
 	l.destroy(false)
 	d.mu.Lock()
 	delete(d.lanes, l)
+	if served == 0 && time.Since(began) < d.c.timing.laneBackoff && ctx.Err() == nil {
+		d.rest() // no lane after lane in a tight loop
+	}
 	d.mu.Unlock()
 	d.c.metrics.lanes.Dec()
 	d.wake()
@@ -211,10 +215,15 @@ func (d *laneDialler) dial(ctx context.Context, s *session, id uint64) {
 	}
 }
 
-// failed lowers the limit and pauses. The caller holds mu.
-func (d *laneDialler) failed(s *session, err error) {
+// rest pauses dialling, longer each time. The caller holds mu.
+func (d *laneDialler) rest() {
 	d.pause = min(time.Minute, max(d.c.timing.laneBackoff, 2*d.pause))
 	d.until = time.Now().Add(d.pause)
+}
+
+// failed lowers the limit and pauses. The caller holds mu.
+func (d *laneDialler) failed(s *session, err error) {
+	d.rest()
 	d.c.log.Debug("lane not dialled", "error", err, "retry_in", d.pause)
 	limit := max(1, min(d.limit, len(d.lanes)))
 	if reason.Is(err, reason.WrongEdge) || errors.Is(err, errWrongPin) {
@@ -262,16 +271,16 @@ func (d *laneDialler) open(ctx context.Context, s *session, id uint64) (*lane, e
 	return newLane(id, tc), nil
 }
 
-// serve serves the streams that come over l, one after the other.
-func (d *laneDialler) serve(l *lane) error {
+// serve serves the streams that come over l, one after the other, and counts them.
+func (d *laneDialler) serve(l *lane) (served int, err error) {
 	p := d.c.pair
-	for {
+	for ; ; served++ {
 		// While idle this read is the sentinel that notices the end of the lane.
 		if err := l.readHeader(); err != nil {
-			return err
+			return served, err
 		}
 		if l.rem == 0 {
-			return errors.New("an empty frame on an idle lane")
+			return served, errors.New("an empty frame on an idle lane")
 		}
 		free := make(chan bool, 1)
 		st := newLaneStream(p, l, func(_ *lane, clean bool) { free <- clean })
@@ -279,19 +288,19 @@ func (d *laneDialler) serve(l *lane) error {
 		h, err := wire.ReadHeader(st)
 		if err != nil {
 			st.kill(ErrLost)
-			return err
+			return served, err
 		}
 		_ = st.SetReadDeadline(time.Time{})
 		if !st.register(h.StreamId) {
 			st.kill(ErrLost)
-			return ErrLost
+			return served, ErrLost
 		}
 		d.busy(l, true)
 		p.goFunc(func() { serveHeader(p, context.Background(), st, h, d.c.cfg.Handler) })
 		clean := <-free
 		d.busy(l, false)
 		if !clean {
-			return nil
+			return served + 1, nil
 		}
 	}
 }

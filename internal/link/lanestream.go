@@ -110,8 +110,17 @@ func (s *laneStream) failed(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return err
 	}
-	s.kill(laneError(err))
+	s.broke(err)
 	return s.state(false)
+}
+
+// broke ends a stream whose lane ended beneath it. The peer may be gone altogether, so its
+// sessions are asked for a sign of life.
+func (s *laneStream) broke(err error) {
+	if !s.isGone() {
+		s.pair.probe(nil)
+	}
+	s.kill(laneError(err))
 }
 
 func (s *laneStream) Write(p []byte) (int, error) {
@@ -145,7 +154,7 @@ func (s *laneStream) writeFailed(err error) error {
 		s.kill(ErrLost)
 		return err
 	}
-	s.kill(laneError(err))
+	s.broke(err)
 	return s.state(true)
 }
 
@@ -235,8 +244,8 @@ func (s *laneStream) Abort() {
 	if s.isGone() {
 		return
 	}
-	s.pair.abort(s.id, abortBoth)
 	s.kill(net.ErrClosed)
+	s.pair.abort(s.id, abortBoth)
 }
 
 // Close implements Stream: what was written before CloseWrite still arrives.

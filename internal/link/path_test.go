@@ -17,6 +17,10 @@ type path struct {
 	silent atomic.Bool
 	noUDP  atomic.Bool
 	noTCP  atomic.Bool
+	// smallHello loses QUIC connections whose first flight is more than one datagram.
+	smallHello atomic.Bool
+	// tcpTo, if set, is where TCP goes instead.
+	tcpTo atomic.Pointer[netip.AddrPort]
 
 	mu    sync.Mutex
 	conns []net.Conn
@@ -71,7 +75,11 @@ func (p *path) acceptTCP(to netip.AddrPort) {
 			_ = a.Close()
 			continue
 		}
-		b, err := net.Dial("tcp", to.String())
+		dst := to
+		if other := p.tcpTo.Load(); other != nil {
+			dst = *other
+		}
+		b, err := net.Dial("tcp", dst.String())
 		if err != nil {
 			_ = a.Close()
 			continue
@@ -113,7 +121,11 @@ func (p *path) copy(dst, src net.Conn) {
 }
 
 func (p *path) forwardUDP(to netip.AddrPort) {
-	peers := map[netip.AddrPort]*net.UDPConn{}
+	type peer struct {
+		*net.UDPConn
+		answered, lost atomic.Bool
+	}
+	peers := map[netip.AddrPort]*peer{}
 	buf := make([]byte, 64<<10)
 	for {
 		n, from, err := p.udp.ReadFromUDPAddrPort(buf)
@@ -124,10 +136,15 @@ func (p *path) forwardUDP(to netip.AddrPort) {
 			continue
 		}
 		c := peers[from]
+		if c != nil && p.smallHello.Load() && !c.answered.Load() {
+			c.lost.Store(true)
+		}
 		if c == nil {
-			if c, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to)); err != nil || !p.track(c) {
+			u, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+			if err != nil || !p.track(u) {
 				continue
 			}
+			c = &peer{UDPConn: u}
 			peers[from] = c
 			p.wg.Go(func() {
 				back := make([]byte, 64<<10)
@@ -140,13 +157,16 @@ func (p *path) forwardUDP(to netip.AddrPort) {
 						time.Sleep(time.Millisecond) // ICMP from an edge that is away
 						continue
 					}
-					if !p.silent.Load() && !p.noUDP.Load() {
+					c.answered.Store(true)
+					if !p.silent.Load() && !p.noUDP.Load() && !c.lost.Load() {
 						_, _ = p.udp.WriteToUDPAddrPort(back[:n], from)
 					}
 				}
 			})
 		}
-		_, _ = c.Write(buf[:n])
+		if !c.lost.Load() {
+			_, _ = c.Write(buf[:n])
+		}
 	}
 }
 

@@ -70,6 +70,13 @@ func (r *Replica) Available() bool {
 	return s != nil && !s.draining()
 }
 
+// Suspect reports whether the agent may be gone: it was asked for a sign of life and has not given
+// one yet. New streams are better opened elsewhere.
+func (r *Replica) Suspect() bool {
+	s := r.pair.current()
+	return s != nil && s.suspect()
+}
+
 // Sessions is the state of its sessions.
 func (r *Replica) Sessions() []SessionInfo {
 	_, n, _ := r.lanes.counts()

@@ -62,6 +62,7 @@ type session struct {
 	pingSent  atomic.Int64
 	pings     atomic.Uint64 // number of the last ping
 	pongs     atomic.Uint64 // number of the last ping that was answered
+	probed    atomic.Uint64 // number of the last ping that was a probe
 	replaced  atomic.Bool   // a better session took over
 	peerDrain atomic.Bool   // the peer announced that it ends
 
@@ -241,6 +242,7 @@ func (s *session) probe() {
 	s.pair.goFunc(func() {
 		for more := true; more; {
 			n := s.ping()
+			s.probed.Store(n)
 			if !sleep(s.ctx, s.pair.timing.probe) {
 				return
 			}
@@ -255,6 +257,9 @@ func (s *session) probe() {
 		}
 	})
 }
+
+// suspect reports whether a probe waits for its answer.
+func (s *session) suspect() bool { return s.probed.Load() > s.pongs.Load() }
 
 func (s *session) acceptStreams() error {
 	for {

@@ -533,6 +533,52 @@ func TestConnectorEnds(t *testing.T) {
 	})
 }
 
+func TestDialling(t *testing.T) {
+	tok := linktest.NewToken(t)
+	edge := linktest.NewEdge(t, []*linktest.Token{tok}, fastEdge)
+	t.Run("an address that is dead costs little", func(t *testing.T) {
+		dead := newPath(t, edge.Addr)
+		dead.silent.Store(true)
+		for _, carrier := range []string{link.CarrierQUIC, link.CarrierTLS, link.CarrierWS} {
+			start := time.Now()
+			a := linktest.NewAgent(t, edge, tok, echo, func(c *link.ConnectorConfig) {
+				only(carrier)(c)
+				c.Edge.Addresses = []string{dead.addr.String(), "127.0.0.1:1", edge.Addr.String()}
+			})
+			roundTrip(t, edge.Replica(t), auto)
+			if d := time.Since(start); d > 3*time.Second {
+				t.Fatalf("%s took %v", carrier, d)
+			}
+			a.Stop()
+		}
+	})
+	t.Run("a path that loses a hello of two datagrams", func(t *testing.T) {
+		p := newPath(t, edge.Addr)
+		p.smallHello.Store(true)
+		a := linktest.NewAgent(t, edge, tok, echo, through(p, link.CarrierQUIC))
+		roundTrip(t, edge.Replica(t), latency)
+		a.Stop()
+	})
+	t.Run("no address", func(t *testing.T) {
+		a := linktest.NewAgent(t, edge, tok, echo, func(c *link.ConnectorConfig) { fastAgent(c); c.Edge.Addresses = []string{"no-port"} })
+		eventually(t, "no error", func() bool { err, _ := a.LastError(); return err != nil })
+		if err, _ := a.LastError(); !strings.Contains(err.Error(), "host:port") {
+			t.Fatalf("%v", err)
+		}
+		a.Stop()
+	})
+	t.Run("lanes that reach another edge are given up beside QUIC", func(t *testing.T) {
+		other := linktest.NewEdge(t, []*linktest.Token{tok}, fastEdge)
+		p := newPath(t, edge.Addr)
+		p.tcpTo.Store(&other.Addr)
+		a := linktest.NewAgent(t, edge, tok, echo, through(p, link.CarrierQUIC))
+		r := edge.Replica(t)
+		eventually(t, "the edge goes on asking for lanes", func() bool { return r.LaneLimit() == 0 })
+		roundTrip(t, r, throughput)
+		a.Stop()
+	})
+}
+
 func TestMetrics(t *testing.T) {
 	tok := linktest.NewToken(t)
 	er, ar := prometheus.NewRegistry(), prometheus.NewRegistry()
