@@ -28,6 +28,8 @@ const answerTimeout = 15 * time.Second
 type Replica interface {
 	ID() string
 	Active() int64
+	// Suspect replicas may be gone; they are asked last.
+	Suspect() bool
 	Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1.CarrierPolicy, first []byte) (link.Outgoing, error)
 	OpenFlow(h *wirev1.StreamHeader, receive func(b []byte)) (link.Flow, error)
 }
@@ -105,23 +107,29 @@ func (c *Conn) Replica() string {
 	return c.ReplicaID
 }
 
-// Order returns the replicas that serve a tunnel, the least loaded first and equals in random
-// order. A nil load means active streams.
+// Order returns the replicas that serve a tunnel: those that may be gone last, the least loaded
+// first, and equals in random order. A nil load means active streams.
 func (d *Dialer) Order(tunnelID string, load func(Replica) int64) []Replica {
 	if load == nil {
 		load = Replica.Active
 	}
 	type loaded struct {
 		Replica
-		load int64
+		suspect int
+		load    int64
 	}
 	rs := d.src.Replicas(tunnelID)
 	ls := make([]loaded, len(rs))
 	for i, r := range rs {
-		ls[i] = loaded{r, load(r)}
+		ls[i] = loaded{Replica: r, load: load(r)}
+		if r.Suspect() {
+			ls[i].suspect = 1
+		}
 	}
 	rand.Shuffle(len(ls), func(i, j int) { ls[i], ls[j] = ls[j], ls[i] })
-	slices.SortStableFunc(ls, func(a, b loaded) int { return cmp.Compare(a.load, b.load) })
+	slices.SortStableFunc(ls, func(a, b loaded) int {
+		return cmp.Or(cmp.Compare(a.suspect, b.suspect), cmp.Compare(a.load, b.load))
+	})
 	out := make([]Replica, len(ls))
 	for i, l := range ls {
 		out[i] = l.Replica

@@ -182,6 +182,13 @@ func TestOrder(t *testing.T) {
 	if first["b"] < 50 || first["c"] < 50 {
 		t.Errorf("equals are not chosen evenly: %v", first)
 	}
+	rs[1].Gone.Store(true)
+	for range 20 {
+		got := d.Order("t1", func(r dial.Replica) int64 { return load[r.ID()] })
+		if got[0].ID() != "c" || got[2].ID() != "b" {
+			t.Fatalf("the replica that may be gone is not last: %v", got)
+		}
+	}
 }
 
 func TestStart(t *testing.T) {

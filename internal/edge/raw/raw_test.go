@@ -80,6 +80,7 @@ func (a *agent) Replicas(string) []dial.Replica {
 }
 func (a *agent) ID() string    { return "replica" }
 func (a *agent) Active() int64 { return 0 }
+func (a *agent) Suspect() bool { return false }
 func (a *agent) OpenFlow(*wirev1.StreamHeader, func([]byte)) (link.Flow, error) {
 	return nil, errors.ErrUnsupported
 }
@@ -362,44 +363,41 @@ func TestChecksums(t *testing.T) {
 	if testing.Short() {
 		size = 8 << 20
 	}
-	for name, first := range map[string]string{"visitor": "visitor", "origin": "origin"} {
-		t.Run("D02 100 MB both ways, the "+name+" closes first", func(t *testing.T) {
+	for _, first := range []string{"visitor", "origin"} {
+		t.Run("D02 100 MB both ways, the "+first+" closes first", func(t *testing.T) {
 			r := newRig(t, Config{})
 			v, done := r.visit(t, tunnel(nil))
 			origin := <-r.origins
-			up, down := make(chan [32]byte, 2), make(chan [32]byte, 2)
-			send := func(c *net.TCPConn, seed uint64, sum chan [32]byte, after *net.TCPConn) {
-				h := sha256.New()
-				src := rand.NewChaCha8([32]byte{byte(seed)})
-				_, err := io.Copy(io.MultiWriter(c, h), io.LimitReader(src, int64(size)))
+			sums := make(chan [2][32]byte, 2)
+			// side sends and receives, and closes when it has sent (early) or has also seen the
+			// other's end (late).
+			side := func(c *net.TCPConn, seed byte, early bool) {
+				sent, got := sha256.New(), sha256.New()
+				received := make(chan error, 1)
+				go func() {
+					_, err := io.Copy(got, c)
+					received <- err
+				}()
+				_, err := io.Copy(io.MultiWriter(c, sent), io.LimitReader(rand.NewChaCha8([32]byte{seed}), int64(size)))
 				if err != nil {
 					t.Errorf("send: %v", err)
 				}
-				if after == nil {
+				if early {
 					_ = c.CloseWrite()
 				}
-				sum <- [32]byte(h.Sum(nil))
-			}
-			receive := func(c *net.TCPConn, sum chan [32]byte, late bool) {
-				h := sha256.New()
-				if _, err := io.Copy(h, c); err != nil {
+				if err := <-received; err != nil {
 					t.Errorf("receive: %v", err)
 				}
-				if late {
+				if !early {
 					_ = c.CloseWrite()
 				}
-				sum <- [32]byte(h.Sum(nil))
+				sums <- [2][32]byte{[32]byte(sent.Sum(nil)), [32]byte(got.Sum(nil))}
 			}
-			go send(v, 1, up, map[bool]*net.TCPConn{true: v}[first == "origin"])
-			go send(origin, 2, down, map[bool]*net.TCPConn{true: v}[first == "visitor"])
-			go receive(origin, up, first == "visitor")
-			go receive(v, down, first == "origin")
-			// A side that closes last does so when it saw the other's end.
-			if a, b := <-up, <-up; a != b {
-				t.Error("upload differs")
-			}
-			if a, b := <-down, <-down; a != b {
-				t.Error("download differs")
+			go side(v, 1, first == "visitor")
+			go side(origin, 2, first == "origin")
+			a, b := <-sums, <-sums
+			if a[0] != b[1] || a[1] != b[0] {
+				t.Error("what came is not what was sent")
 			}
 			wait(t, done)
 		})

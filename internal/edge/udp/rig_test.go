@@ -48,6 +48,7 @@ type flow struct {
 
 func (r *replica) ID() string    { return r.id }
 func (r *replica) Active() int64 { return int64(r.live()) }
+func (r *replica) Suspect() bool { return false }
 
 func (r *replica) Open(context.Context, *wirev1.StreamHeader, hubv1.CarrierPolicy, []byte) (link.Outgoing, error) {
 	return nil, errors.New("a flow needs no stream")

@@ -62,6 +62,9 @@ type Replica struct {
 	// Hold delays answers until it is closed.
 	Hold <-chan struct{}
 
+	// Gone makes the replica one that may be gone.
+	Gone atomic.Bool
+
 	// Opened counts calls of Open.
 	Opened atomic.Int64
 
@@ -76,6 +79,9 @@ func (r *Replica) ID() string { return r.Name }
 
 // Active implements dial.Replica.
 func (r *Replica) Active() int64 { return r.active.Load() }
+
+// Suspect implements dial.Replica.
+func (r *Replica) Suspect() bool { return r.Gone.Load() }
 
 // Last is the header of the newest stream.
 func (r *Replica) Last() *wirev1.StreamHeader {
