@@ -329,6 +329,12 @@ type agent struct {
 
 func startAgent(r *rig, tok *linktest.Token, carrier string, origins map[string]string) *agent {
 	r.t.Helper()
+	return startAgentAt(r, r.cfg.Address, tok, carrier, origins)
+}
+
+// startAgentAt dials the edge where address says.
+func startAgentAt(r *rig, address *wirev1.EdgeAddress, tok *linktest.Token, carrier string, origins map[string]string) *agent {
+	r.t.Helper()
 	node, err := identity.NewNodeKey()
 	if err != nil {
 		r.t.Fatal(err)
@@ -338,7 +344,7 @@ func startAgent(r *rig, tok *linktest.Token, carrier string, origins map[string]
 	_, _ = rand.Read(id)
 	cfg := link.ConnectorConfig{
 		Dialler: &opening.Dialler{Role: wirev1.Role_ROLE_AGENT, Keys: tok.Keys, Node: node, ReplicaID: id, HostName: "home", Software: "test"},
-		Edge:    r.cfg.Address, HubHost: linktest.HubHost, Handler: a,
+		Edge:    address, HubHost: linktest.HubHost, Handler: a,
 		OnServed: func(v []*wirev1.TunnelVerdict) { a.served <- v },
 	}
 	if carrier != "" {
