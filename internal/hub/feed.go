@@ -452,18 +452,7 @@ func (v *view) delta() (<-chan struct{}, error) {
 
 // poll brings in what other processes wrote to the same database.
 func (h *Hub) poll(ctx context.Context) {
-	t := time.NewTicker(2 * time.Second)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			if err := h.refresh(ctx); err != nil && ctx.Err() == nil {
-				h.log.Warn("change feed: read failed", "error", err)
-			}
-		}
-	}
+	h.every(ctx, 2*time.Second, "change feed", h.refresh)
 }
 
 func credentialResource(t *store.Token) *hubv1.Resource {

@@ -4,6 +4,7 @@ package hub
 
 import (
 	"context"
+	"crypto/ed25519"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -184,16 +185,30 @@ func (h *Hub) Run(ctx context.Context) error {
 }
 
 func (h *Hub) ticks(ctx context.Context) {
-	t := time.NewTicker(time.Second)
+	h.every(ctx, time.Second, "withdrawals", h.tick)
+}
+
+// every calls f until ctx ends. A failure is logged when it is new, and so is its end.
+func (h *Hub) every(ctx context.Context, d time.Duration, what string, f func(context.Context) error) {
+	t := time.NewTicker(d)
 	defer t.Stop()
+	last := ""
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			if err := h.tick(ctx); err != nil && ctx.Err() == nil {
-				h.log.Warn("withdrawals not checked", "error", err)
-			}
+		}
+		err := f(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil && err.Error() != last:
+			last = err.Error()
+			h.log.Error("failed, trying again", "what", what, "error", err)
+		case err == nil && last != "":
+			last = ""
+			h.log.Info("works again", "what", what)
 		}
 	}
 }
@@ -239,13 +254,25 @@ func (h *Hub) Admit(ctx context.Context, c *hublink.Caller) *reason.Error {
 	return nil
 }
 
+// Known tells whether a replica with this node key watched lately, or still has a session.
+func (h *Hub) Known(tokenID string, replica []byte, node ed25519.PublicKey) (known bool) {
+	h.presence.look(func(_ map[string]*edgePresence, agents map[replicaKey]*agentPresence) {
+		a := agents[replicaKey{tokenID, hex.EncodeToString(replica)}]
+		known = a != nil && len(node) > 0 && a.node.Equal(node)
+	})
+	return known
+}
+
 // Serving notes that a replica watches; the returned function notes the end.
 func (h *Hub) Serving(c *hublink.Caller) (end func()) {
 	if c.Role == wirev1.Role_ROLE_EDGE {
 		return func() {}
 	}
 	k := keyOf(c)
-	h.presence.agent(k, h.cfg.Now(), func(a *agentPresence) { a.watches++; a.hostName, a.software = c.HostName, c.Software })
+	h.presence.agent(k, h.cfg.Now(), func(a *agentPresence) {
+		a.watches++
+		a.hostName, a.software, a.node = c.HostName, c.Software, c.NodeKey
+	})
 	return func() { h.presence.agent(k, h.cfg.Now(), func(a *agentPresence) { a.watches-- }) }
 }
 
@@ -269,12 +296,5 @@ func (h *Hub) storeSettings(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return h.store.Write(ctx, func(tx *store.Tx) error {
-		old, err := tx.Meta("settings")
-		if err != nil || hex.EncodeToString(old) == hex.EncodeToString(raw) {
-			return err
-		}
-		tx.Changed("settings/")
-		return tx.SetMeta("settings", raw)
-	})
+	return h.setMeta(ctx, "settings", raw, "settings/")
 }

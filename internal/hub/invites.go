@@ -238,9 +238,10 @@ func (h *Hub) ListInvites(ctx context.Context, size uint32, page string) ([]*hub
 		toks = toks[:n]
 		next = pageToken(toks[n-1].Name, toks[n-1].ID)
 	}
+	live := h.presence.replicas(h.cfg.Now())
 	out := make([]*hubv1.Invite, len(toks))
 	for i, t := range toks {
-		out[i] = h.invite(t)
+		out[i] = invite(t, live[t.ID])
 	}
 	return out, next, nil
 }
@@ -280,10 +281,14 @@ func (h *Hub) revoke(ctx context.Context, kind identity.TokenKind, what, idOrNam
 }
 
 func (h *Hub) invite(t *store.Token) *hubv1.Invite {
+	return invite(t, h.presence.replicas(h.cfg.Now())[t.ID])
+}
+
+func invite(t *store.Token, replicas int) *hubv1.Invite {
 	return &hubv1.Invite{
 		Id: t.ID, Name: t.Name, Tenant: t.Tenant, Grant: grantOf(t), CreatedAt: stamp(t.CreatedAt), ExpiresAt: stamp(t.ExpiresAt),
 		ExpiresSessions: t.ExpiresSessions, MaxReplicas: uint32(t.MaxReplicas), From: t.From(), RevokedAt: stamp(t.RevokedAt),
-		Replicas: uint32(h.presence.replicasOf(t.ID, h.cfg.Now())),
+		Replicas: uint32(replicas),
 	}
 }
 

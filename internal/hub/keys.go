@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -84,7 +85,22 @@ func (h *Hub) loadAdminKey(ctx context.Context) error {
 		}
 	}
 	sum := sha256.Sum256([]byte(key))
-	return h.store.Write(ctx, func(tx *store.Tx) error { return tx.SetMeta(adminHash, sum[:]) })
+	return h.setMeta(ctx, adminHash, sum[:])
+}
+
+// setMeta writes only what differs: a hub starts with a full disk too.
+func (h *Hub) setMeta(ctx context.Context, name string, value []byte, changed ...string) error {
+	var old []byte
+	err := h.store.Read(ctx, func(tx *store.Tx) (err error) { old, err = tx.Meta(name); return err })
+	if err != nil || bytes.Equal(old, value) {
+		return err
+	}
+	return h.store.Write(ctx, func(tx *store.Tx) error {
+		for _, item := range changed {
+			tx.Changed(item)
+		}
+		return tx.SetMeta(name, value)
+	})
 }
 
 // writeFile writes a secret to a new file in one step.

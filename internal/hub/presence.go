@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"crypto/ed25519"
 	"sync"
 	"time"
 
@@ -41,6 +42,7 @@ type agentPresence struct {
 	draining bool
 	software string
 	hostName string
+	node     ed25519.PublicKey
 	tunnels  []*hubv1.TunnelReport
 }
 
@@ -146,8 +148,17 @@ func (p *presence) lives(k replicaKey, now time.Time) bool {
 func (p *presence) forget(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	sessions := map[replicaKey]bool{}
+	for _, e := range p.edges {
+		if !e.fresh(now) {
+			continue
+		}
+		for _, s := range e.sessions {
+			sessions[replicaKey{s.GetTokenId(), s.GetReplicaId()}] = true
+		}
+	}
 	for k, a := range p.agents {
-		if !a.lives(now) && now.Sub(a.heard) > 10*time.Minute {
+		if !a.lives(now) && !sessions[k] && now.Sub(a.heard) > 10*time.Minute {
 			delete(p.agents, k)
 		}
 	}
@@ -169,13 +180,11 @@ func (p *presence) dropToken(token string) {
 	}
 }
 
-// replicasOf counts the live replicas of a token.
-func (p *presence) replicasOf(token string, now time.Time) int {
-	n := 0
+// replicas counts the live replicas of each token.
+func (p *presence) replicas(now time.Time) map[string]int {
+	n := map[string]int{}
 	for k := range p.alive(now) {
-		if k.token == token {
-			n++
-		}
+		n[k.token]++
 	}
 	return n
 }

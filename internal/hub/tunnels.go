@@ -162,16 +162,26 @@ func place(t *hubv1.Tunnel) string {
 
 // ListTunnels returns one page of tunnels whose address, name or tenant contains filter.
 func (h *Hub) ListTunnels(ctx context.Context, size uint32, page, filter string) ([]*hubv1.TunnelStatus, string, error) {
+	type placed struct {
+		t  *hubv1.Tunnel
+		at string
+	}
 	filter = strings.ToLower(filter)
-	ts := h.feed.tunnels()
-	ts = slices.DeleteFunc(ts, func(t *hubv1.Tunnel) bool {
-		return filter != "" && !strings.Contains(strings.ToLower(place(t)), filter) &&
-			!strings.Contains(strings.ToLower(t.GetName()), filter) && !strings.Contains(strings.ToLower(t.GetTenant()), filter)
-	})
-	sort.Slice(ts, func(i, j int) bool { return place(ts[i]) < place(ts[j]) })
-	ts, next, err := cut(ts, place, size, page)
+	var all []placed
+	for _, t := range h.feed.tunnels() {
+		at := place(t)
+		if filter == "" || strings.Contains(at, filter) || strings.Contains(strings.ToLower(t.GetName()), filter) || strings.Contains(strings.ToLower(t.GetTenant()), filter) {
+			all = append(all, placed{t, at})
+		}
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].at < all[j].at })
+	all, next, err := cut(all, func(p placed) string { return p.at }, size, page)
 	if err != nil {
 		return nil, "", err
+	}
+	ts := make([]*hubv1.Tunnel, len(all))
+	for i, p := range all {
+		ts[i] = p.t
 	}
 	out, err := h.statuses(ctx, ts)
 	return out, next, err
@@ -226,9 +236,13 @@ func (h *Hub) findTunnel(label string) (*hubv1.Tunnel, error) {
 
 // statuses adds to tunnels what replicas and edges say of them.
 func (h *Hub) statuses(ctx context.Context, ts []*hubv1.Tunnel) ([]*hubv1.TunnelStatus, error) {
+	ids := make([]string, len(ts))
+	for i, t := range ts {
+		ids[i] = t.GetId()
+	}
 	var decls []store.Declaration
 	if err := h.store.Read(ctx, func(tx *store.Tx) (err error) {
-		decls, err = tx.DeclarationsBy("", "")
+		decls, err = tx.DeclarationsFor(ids)
 		return err
 	}); err != nil {
 		return nil, err

@@ -276,6 +276,25 @@ func TestRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+	t.Run("expiry bounds new replicas only", func(t *testing.T) {
+		for _, known := range []bool{true, false} {
+			for _, ends := range []bool{true, false} {
+				h := newHub(t, func(cfg *ServerConfig) {
+					cfg.Known = func(string, []byte, ed25519.PublicKey) bool { return known }
+				})
+				m := newMachine(t, wirev1.Role_ROLE_AGENT, "invite")
+				m.cred.ExpiresAt, m.cred.ExpiresSessions = timestamppb.New(time.Now().Add(-time.Second)), ends
+				h.know(m)
+				_, err := h.client(t, m, nil)("/")
+				if ok := known && !ends; (err == nil) != ok || !ok && !reason.Is(err, reason.TokenExpired) {
+					t.Errorf("known %v, ends sessions %v: %v", known, ends, err)
+				}
+				if m.cred.ExpiresAt == nil {
+					t.Error("the credential was changed")
+				}
+			}
+		}
+	})
 	t.Run("store away", func(t *testing.T) {
 		h := newHub(t, func(cfg *ServerConfig) {
 			cfg.Credential = func(context.Context, string) (*hubv1.Credential, error) { return nil, errors.New("disk I/O error") }

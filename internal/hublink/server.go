@@ -2,6 +2,7 @@ package hublink
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/tls"
 	"encoding/hex"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"google.golang.org/protobuf/proto"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
@@ -31,6 +33,9 @@ type ServerConfig struct {
 	Key *identity.NodeKey
 	// Credential looks up a token id (hex); nil = unknown.
 	Credential func(ctx context.Context, tokenID string) (*hubv1.Credential, error)
+	// Known tells whether a replica with this node key was admitted before: then the expiry of its
+	// token, which bounds new replicas, does not refuse it. Nil knows none.
+	Known func(tokenID string, replica []byte, node ed25519.PublicKey) bool
 	// Admit may refuse a caller whose proof is good; nil admits all.
 	Admit func(ctx context.Context, c *Caller) *reason.Error
 	// Handler serves the API. Machine callers are in the context.
@@ -201,6 +206,14 @@ func (s *Server) check(ctx context.Context, o *wirev1.Opening, t *tls.Conn, remo
 		return nil, reason.Wrap(err, reason.StoreUnavailable, reason.HopHub, "the hub cannot look up tokens now")
 	}
 	cs := t.ConnectionState()
+	node, err := identity.PeerKey(cs)
+	if err != nil {
+		return nil, reason.Wrap(err, reason.ProofInvalid, reason.HopHub, "no node key")
+	}
+	if cred.GetExpiresAt() != nil && !cred.GetExpiresSessions() && s.cfg.Known != nil && s.cfg.Known(cred.GetTokenId(), o.ReplicaId, node) {
+		cred = proto.CloneOf(cred)
+		cred.ExpiresAt = nil
+	}
 	if e := opening.Verify(o, cred, s.cfg.Key.Public(), cs, reason.HopHub, s.cfg.Now()); e != nil {
 		return nil, e
 	}
@@ -209,10 +222,6 @@ func (s *Server) check(ctx context.Context, o *wirev1.Opening, t *tls.Conn, remo
 	}
 	if !From(cred, remote) {
 		return nil, reason.New(reason.SourceDenied, reason.HopHub, "the token %q may not be used from %s; its invite allows %v", cred.Name, remote, cred.From)
-	}
-	node, err := identity.PeerKey(cs)
-	if err != nil {
-		return nil, reason.Wrap(err, reason.ProofInvalid, reason.HopHub, "no node key")
 	}
 	caller := &Caller{
 		Role: o.Role, Credential: cred, NodeKey: node, ReplicaID: o.ReplicaId,

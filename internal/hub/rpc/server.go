@@ -43,7 +43,7 @@ func New(h *hub.Hub) *Server {
 	s.api.Handle(hubv1connect.NewEdgeServiceHandler(people{h}, opts...))
 	s.api.Handle(hubv1connect.NewServerServiceHandler(people{h}, opts...))
 	s.link = hublink.NewServer(hublink.ServerConfig{
-		Key: h.Key(), Credential: h.Credential, Admit: h.Admit, Handler: s.api, Now: cfg.Now, Log: cfg.Log,
+		Key: h.Key(), Credential: h.Credential, Known: h.Known, Admit: h.Admit, Handler: s.api, Now: cfg.Now, Log: cfg.Log,
 	})
 	h.OnRevoke(s.link.CloseToken)
 	return s

@@ -91,6 +91,12 @@ func (t *Tx) DeclarationsBy(tokenID, replicaID string) ([]Declaration, error) {
 	return out, q.Scan(t.ctx)
 }
 
+// DeclarationsFor returns those that hold up the tunnels ids, and all that were refused.
+func (t *Tx) DeclarationsFor(ids []string) ([]Declaration, error) {
+	var out []Declaration
+	return out, t.tx.NewSelect().Model(&out).Where("tunnel_id IN (?)", bun.List(append([]string{""}, ids...))).Scan(t.ctx)
+}
+
 // Edge is one edge. Spec is its hubv1.Edge; TokenID is empty for an edge in the hub's process.
 type Edge struct {
 	bun.BaseModel `bun:"table:edges"`
