@@ -136,6 +136,12 @@ func New(cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a.handler = newHandler(d, a.m, a.log)
+	a.handler.onHealth = func() {
+		if m := a.current.Load(); m != nil {
+			wake(m.reports)
+		}
+		a.touch()
+	}
 	a.handler.onConnection = cfg.OnConnection
 	var file []byte
 	if cfg.ConfigFile != "" {

@@ -171,6 +171,40 @@ func TestRefusedServices(t *testing.T) {
 	})
 }
 
+func TestOriginHealth(t *testing.T) {
+	hub, edge := newTestHub(t), linktest.NewEdge(t, nil, nil)
+	token, _ := hub.token(edge)
+	addr := refusedPort(t)
+	a := runAgent(t, Config{Token: token, Services: tcpServices(tcpEntry("late", addr, 2222))})
+	r := edge.Replica(t)
+	eventually(t, "linked to the hub", func() bool { return a.Status().Hub.Connected })
+	out := visit(t, r, 2222)
+	if _, err := out.Answer(t.Context()); !reason.Is(err, reason.OriginRefused) {
+		t.Fatalf("got %v", err)
+	}
+	_ = out.Close()
+	bad := receive(t, hub.reports, "no report").GetTunnels()[0]
+	if bad.GetState() != "problem" || bad.GetReason() != "origin_refused" || bad.GetTunnelId() != tcpID(2222) || !strings.Contains(bad.GetDetail(), addr) {
+		t.Errorf("reported %v", bad)
+	}
+	if p := a.Status().Services[0].Problem; !strings.Contains(p, "origin_refused") {
+		t.Errorf("status says %q", p)
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	out = visit(t, r, 2222)
+	defer func() { _ = out.Close() }()
+	if _, err := out.Answer(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if good := receive(t, hub.reports, "no second report").GetTunnels()[0]; good.GetState() != "ok" {
+		t.Errorf("reported %v", good)
+	}
+}
+
 func TestThousandRefusingOrigins(t *testing.T) {
 	t.Run("T18 1,000 services whose origins refuse leave the session and the others alone", func(t *testing.T) {
 		hub, edge := newTestHub(t), linktest.NewEdge(t, nil, nil)
@@ -400,8 +434,7 @@ func TestDrain(t *testing.T) {
 		a, out := open(t, Config{})
 		a.cancel()
 		eventually(t, "draining", func() bool { return a.Status().Draining })
-		if r := receive(t, hub.reports, "no report"); !r.GetDraining() {
-			t.Errorf("report %v", r)
+		for !receive(t, hub.reports, "no report of the drain").GetDraining() {
 		}
 		if got := say(t, out, "to the end"); got != "to the end" {
 			t.Errorf("got %q", got)

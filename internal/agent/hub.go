@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/reason"
@@ -116,6 +118,7 @@ func (m *member) hubSession(life context.Context) (worked bool, err error) {
 	defer cancel()
 	broke := make(chan error, 1)
 	watcher.Go(func() { broke <- m.watch(ctx, life) })
+	watcher.Go(func() { m.reportLoop(ctx) })
 	timer := time.NewTimer(redeclare)
 	defer timer.Stop()
 	for {
@@ -253,4 +256,59 @@ func (m *member) watch(ctx, life context.Context) error {
 		m.setEdges(life, list, "hub")
 	}
 	return stream.Err()
+}
+
+// reportLoop tells the hub when origins fail or work again, not more often than every two seconds.
+func (m *member) reportLoop(ctx context.Context) {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	if m.anyIll() {
+		wake(m.reports)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-pause.C:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.reports:
+		}
+		m.report(ctx, false)
+		pause.Reset(2 * time.Second)
+	}
+}
+
+func (m *member) anyIll() bool {
+	for _, s := range m.a.handler.table.Load().services {
+		if m.a.handler.health(s.id) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// report tells the hub the state of every service, if it can be reached: nothing depends on it.
+func (m *member) report(ctx context.Context, draining bool) {
+	m.mu.Lock()
+	connected := m.hubState.Connected
+	m.mu.Unlock()
+	if !connected {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	r := &hubv1.ReportRequest{SentAt: timestamppb.Now(), Draining: draining, Software: m.a.cfg.Software}
+	for _, s := range m.a.handler.table.Load().services {
+		t := &hubv1.TunnelReport{TunnelId: s.id, State: "ok"}
+		if e := m.a.handler.health(s.id); e != nil {
+			t.State, t.Reason, t.Detail = "problem", string(e.Code), e.Refusal().GetDetail()
+		}
+		r.Tunnels = append(r.Tunnels, t)
+	}
+	if _, err := m.hub.Report(ctx, r); err != nil && ctx.Err() == nil {
+		m.log.Debug("the hub took no report", "error", err)
+	}
 }

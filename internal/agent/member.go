@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -41,6 +40,8 @@ type member struct {
 	// declare wakes the hub loop after the list changed; unsettled wakes settle after an edge
 	// did not say ok.
 	declare, unsettled chan struct{}
+	// reports wakes report after an origin failed or worked again.
+	reports chan struct{}
 
 	mu       sync.Mutex
 	edges    map[string]*edgeRun
@@ -101,7 +102,7 @@ func newMember(a *Agent, t *identity.Token) (*member, error) {
 			Role: wirev1.Role_ROLE_AGENT, Keys: keys, Node: node, ReplicaID: replica,
 			HostName: a.cfg.HostName, Software: a.cfg.Software,
 		},
-		declare: make(chan struct{}, 1), unsettled: make(chan struct{}, 1), edges: map[string]*edgeRun{},
+		declare: make(chan struct{}, 1), unsettled: make(chan struct{}, 1), reports: make(chan struct{}, 1), edges: map[string]*edgeRun{},
 		verdicts: map[string]*hubv1.Verdict{}, served: map[string]map[string]*wirev1.TunnelVerdict{},
 	}
 	// Edges know the hub by the name in the token, whatever address reaches it.
@@ -368,18 +369,7 @@ func (m *member) drain(ctx context.Context) {
 	for _, r := range m.runs() {
 		r.conn.Drain()
 	}
-	m.mu.Lock()
-	connected := m.hubState.Connected
-	m.mu.Unlock()
-	if !connected {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	_, err := m.hub.Report(ctx, &hubv1.ReportRequest{Draining: true, Software: m.a.cfg.Software})
-	if err != nil && !errors.Is(err, context.Canceled) {
-		m.log.Debug("the hub was not told of the drain", "error", err)
-	}
+	m.report(ctx, true)
 }
 
 // sessions counts the sessions that are up.
@@ -418,6 +408,9 @@ func (m *member) status(s *Status) {
 		}
 		if h := m.verdicts[svc.id]; h != nil {
 			v.Verdict, v.Detail, v.URL = h.GetCode(), h.GetDetail(), h.GetUrl()
+		}
+		if e := m.a.handler.health(svc.id); e != nil {
+			v.Problem = e.Error()
 		}
 		for edge, byID := range m.served {
 			if e := byID[svc.id]; e != nil {

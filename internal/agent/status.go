@@ -61,6 +61,8 @@ type ServiceStatus struct {
 	// Verdict is ok, pending or a reason code; Detail has the remedy.
 	Verdict string `json:"verdict"`
 	Detail  string `json:"detail,omitempty"`
+	// Problem is how the last dial of its origin failed; empty after a success.
+	Problem string `json:"problem,omitempty"`
 	// Edges is what each edge made of it, by edge id.
 	Edges map[string]string `json:"edges,omitempty"`
 }

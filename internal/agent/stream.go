@@ -26,12 +26,17 @@ type handler struct {
 	// onConnection hears of every stream and flow; nil = nobody.
 	onConnection func(Connection)
 
+	// onHealth is called when an origin failed, or worked again.
+	onHealth func()
+
 	mu     sync.Mutex
 	warned map[string]time.Time
+	// ill holds the last failure to reach an origin by tunnel id, until one is reached.
+	ill map[string]*reason.Error
 }
 
 func newHandler(d *origin.Dialer, m *metrics, log *slog.Logger) *handler {
-	h := &handler{dialer: d, m: m, log: log, warned: map[string]time.Time{}}
+	h := &handler{dialer: d, m: m, log: log, warned: map[string]time.Time{}, ill: map[string]*reason.Error{}, onHealth: func() {}}
 	h.flows = newFlowServer(h.udpTarget, d, m, log)
 	return h
 }
@@ -52,9 +57,12 @@ func (h *handler) ServeStream(ctx context.Context, in link.Incoming) {
 	}
 	c, err := h.dialer.Dial(ctx, spec, hd)
 	if err != nil {
-		h.refuse(in, s, reason.Of(err, reason.HopAgent))
+		e := reason.Of(err, reason.HopAgent)
+		h.setHealth(s.id, e)
+		h.refuse(in, s, e)
 		return
 	}
+	h.setHealth(s.id, nil)
 	t := newTap(h.onConnection, hd, s, spec, time.Since(start))
 	defer t.close()
 	st, err := in.Accept(c.ALPN)
@@ -107,6 +115,31 @@ func (h *handler) refuse(in link.Incoming, s *service, e *reason.Error) {
 		return
 	}
 	h.log.Debug("stream refused", "tunnel", in.Header().GetTunnelId(), "reason", e.Code, "detail", e.Detail)
+}
+
+// setHealth notes how the last dial of a service's origin went.
+func (h *handler) setHealth(id string, e *reason.Error) {
+	if e != nil && e.Code == reason.ClientClosed {
+		return
+	}
+	h.mu.Lock()
+	old := h.ill[id]
+	if e == nil {
+		delete(h.ill, id)
+	} else {
+		h.ill[id] = e
+	}
+	h.mu.Unlock()
+	if (e == nil) != (old == nil) || e != nil && e.Code != old.Code {
+		h.onHealth()
+	}
+}
+
+// health is the last failure to reach the origin of a service, nil if it was reached or not tried.
+func (h *handler) health(id string) *reason.Error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ill[id]
 }
 
 // mayWarn keeps a failing service from filling the log: one line in ten seconds each.

@@ -23,8 +23,8 @@ import (
 	"github.com/adit-dev/adit/internal/hostname"
 )
 
-// forgotten is how long after the last question a name is no longer renewed: it is not served any
-// more. The hub asks every minute.
+// forgotten is how long after the last question a name is let go. The hub asks every minute while
+// there is a problem or the end is near; before that nothing needs to be done for a name.
 const forgotten = 10 * time.Minute
 
 // retries are the waits after failures of an order in a row; the last one repeats. Public CAs
@@ -114,7 +114,7 @@ func NewACME(cfg ACMEConfig) (*ACME, error) {
 }
 
 // Certificate is what was issued for name; the first call for a name starts its order.
-func (a *ACME) Certificate(_ context.Context, name string) (*hubv1.Certificate, error) {
+func (a *ACME) Certificate(ctx context.Context, name string) (*hubv1.Certificate, error) {
 	pat, err := hostname.Parse(name)
 	if err != nil {
 		return nil, err
@@ -129,6 +129,8 @@ func (a *ACME) Certificate(_ context.Context, name string) (*hubv1.Certificate, 
 	a.mu.Lock()
 	m := a.names[name]
 	if m == nil && a.ctx.Err() == nil {
+		// What is stored is there at once; only what is not stored, or due, is ordered.
+		_, _ = a.magic.CacheManagedCertificate(ctx, name)
 		m = a.manage(name)
 	}
 	text := "the server is shutting down"
