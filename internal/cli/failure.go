@@ -112,8 +112,9 @@ func failureOfRPC(ce *connect.Error) *failure {
 			f.Code, f.Hint = p.GetCode(), p.GetRemedy()
 		}
 	}
-	if strings.HasSuffix(f.Text, f.Hint) {
-		f.Hint = ""
+	// The message of the hub ends with the remedy; here it has a line and a field of its own.
+	if f.Hint != "" {
+		f.Text = strings.TrimSuffix(f.Text, "; "+f.Hint)
 	}
 	return f
 }
