@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/adit-dev/adit/api/hub/v1/hubv1connect"
 	"github.com/adit-dev/adit/internal/config"
 	"github.com/adit-dev/adit/internal/hublink"
+	"github.com/adit-dev/adit/internal/outbound"
 	"github.com/adit-dev/adit/internal/server"
 )
 
@@ -97,6 +99,10 @@ func remoteClient(c *config.Client) (*client, error) {
 	}
 	tr := http.DefaultTransport.(*http.Transport).Clone()
 	tr.TLSClientConfig, tr.ForceAttemptHTTP2 = tc, true
+	tr.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, network, outbound.Loopback(addr))
+	}
 	return newClient(&http.Client{Transport: tr}, c.ServerURL, c.APIKey, c.ServerURL), nil
 }
 

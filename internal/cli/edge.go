@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
@@ -96,10 +98,15 @@ func (a *app) edgeInvite() *cobra.Command {
 		}),
 	}
 	f := c.Flags()
-	f.StringVar(&req.Name, "name", "edge", "name of the token")
+	f.StringVar(&req.Name, "name", "", "name of the token (default a new one)")
 	f.Uint32Var(&req.MaxEdges, "max-edges", 0, "most edges that may join with it; 0 = any number")
 	f.StringVar(&expires, "expires", "", "when no further edge may join: a duration (72h, 30d) or a time (RFC 3339)")
 	c.PreRunE = func(*cobra.Command, []string) error {
+		if req.Name == "" {
+			b := make([]byte, 4)
+			_, _ = rand.Read(b)
+			req.Name = "edge-" + hex.EncodeToString(b)
+		}
 		if expires != "" {
 			t, err := parseWhen(expires, time.Now())
 			if err != nil {
