@@ -25,7 +25,7 @@ func (h *testHub) grant(name string, req *hubv1.CreateInviteRequest) *hubv1.Invi
 }
 
 func TestDeclareVerdicts(t *testing.T) {
-	h := newTestHub(t)
+	h := newTestHub(t, func(c *Config) { c.TCPPorts = []*hubv1.PortRange{r(22, 0), r(1024, 65535)} })
 	h.report()
 	a := h.replica(h.grant("a", &hubv1.CreateInviteRequest{
 		Hostnames: []string{"*.a.example.com", "exact.example.com", "**.deep.example.com", "*.example.com"},

@@ -21,7 +21,7 @@ func mustAddr(s string) netip.Addr { return netip.MustParseAddr(s) }
 func r(first, last uint32) *hubv1.PortRange { return &hubv1.PortRange{First: first, Last: last} }
 
 func TestCreateInvite(t *testing.T) {
-	h := newTestHub(t)
+	h := newTestHub(t, func(c *Config) { c.TCPPorts = []*hubv1.PortRange{r(22, 0), r(1024, 65535)} })
 	h.report()
 	inv, token, err := h.CreateInvite(t.Context(), &hubv1.CreateInviteRequest{
 		Name: "home", Hostnames: []string{"*.Home.Example.com.", "bücher.example"}, TcpPorts: []*hubv1.PortRange{r(22, 0), r(2000, 2010)},
@@ -88,6 +88,7 @@ func TestCreateInviteBadInput(t *testing.T) {
 		{"backwards", "udp_ports[0]", func(x *hubv1.CreateInviteRequest) { x.UdpPorts = []*hubv1.PortRange{r(3000, 2000)} }},
 		{"own port", "tcp_ports[0]", func(x *hubv1.CreateInviteRequest) { x.TcpPorts = []*hubv1.PortRange{r(8443, 8443)} }},
 		{"range over own port", "udp_ports[0]", func(x *hubv1.CreateInviteRequest) { x.UdpPorts = []*hubv1.PortRange{r(8000, 9000)} }},
+		{"low port", "tcp_ports[0]", func(x *hubv1.CreateInviteRequest) { x.TcpPorts = []*hubv1.PortRange{r(22, 0)} }},
 		{"low range", "tcp_ports[0]", func(x *hubv1.CreateInviteRequest) { x.TcpPorts = []*hubv1.PortRange{r(1000, 2000)} }},
 		{"past", "expires_at", func(r *hubv1.CreateInviteRequest) {
 			r.ExpiresAt = timestamppb.New(h.clock.now().Add(-time.Second))
@@ -107,6 +108,17 @@ func TestCreateInviteBadInput(t *testing.T) {
 	if l, _, err := h.ListInvites(t.Context(), 0, ""); err != nil || len(l) != 0 {
 		t.Errorf("refused invites were stored: %v, %v", l, err)
 	}
+	t.Run("low ports one by one where the server allows them", func(t *testing.T) {
+		h := newTestHub(t, func(c *Config) { c.TCPPorts = []*hubv1.PortRange{r(1, 65535)}; c.OwnPorts = nil })
+		req := base()
+		req.TcpPorts = []*hubv1.PortRange{r(1, 65535)}
+		_, _, err := h.CreateInvite(t.Context(), req)
+		wantProblem(t, err, reason.Invalid, "tcp_ports[0]")
+		req.TcpPorts = []*hubv1.PortRange{r(22, 22), r(1024, 65535)}
+		if _, _, err := h.CreateInvite(t.Context(), req); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Run("outside --tcp-ports", func(t *testing.T) {
 		h := newTestHub(t, func(c *Config) { c.TCPPorts = []*hubv1.PortRange{r(2000, 2999), r(3000, 3100)} })
 		req := base()

@@ -108,18 +108,15 @@ func (h *Hub) grantable(field, protocol string, r *hubv1.PortRange) *Problem {
 		}
 		return invalid(field, value, remedy, "the server itself listens on %s port %d", protocol, p)
 	}
-	if first < 1024 && last != first {
-		return invalid(field, value, "name each port below 1024 by itself", "ports below 1024 are granted one by one only")
-	}
-	if first < 1024 {
-		return nil // named by itself: that is the explicit grant
-	}
 	allowed, flag := h.cfg.TCPPorts, "--tcp-ports"
 	if protocol == store.UDP {
 		allowed, flag = h.cfg.UDPPorts, "--udp-ports"
 	}
 	if !covered(allowed, first, last) {
 		return invalid(field, value, fmt.Sprintf("choose a port within %s, or start the server with other %s", rangesText(allowed), flag), "the server grants %s ports %s only", protocol, rangesText(allowed))
+	}
+	if first < 1024 && last != first {
+		return invalid(field, value, "name each port below 1024 by itself", "ports below 1024 are granted one by one only")
 	}
 	return nil
 }
