@@ -16,6 +16,7 @@ import (
 	"github.com/adit-dev/adit/internal/edge/proxy"
 	"github.com/adit-dev/adit/internal/edge/raw"
 	"github.com/adit-dev/adit/internal/edge/route"
+	"github.com/adit-dev/adit/internal/limits"
 	"github.com/adit-dev/adit/internal/link"
 )
 
@@ -44,7 +45,9 @@ type Edge struct {
 	proxy    *proxy.Proxy
 	raw      *raw.Server
 	ports    *ports
-	identity *tls.Certificate // presented for name until there is a better one
+	// perTunnel counts connections of tunnels of kind http; raw counts its own.
+	perTunnel *limits.Counter[string]
+	identity  *tls.Certificate // presented for name until there is a better one
 
 	ready     chan struct{}
 	readyOnce sync.Once
@@ -94,6 +97,7 @@ func New(cfg Config) (*Edge, error) {
 		Dialer: e.dialer, HalfClosed: cfg.HalfClosedTimeout, MaxPerTunnel: cfg.MaxConnsPerTunnel,
 		Connections: e.metrics.connections, Log: cfg.Log,
 	})
+	e.perTunnel = limits.NewCounter[string](cfg.MaxConnsPerTunnel)
 	e.ports = newPorts(e)
 	e.snapshot = snapshotFile{path: cfg.SnapshotPath, key: cfg.SecretKey, edge: cfg.Key.ID()}
 	e.loadSnapshot()

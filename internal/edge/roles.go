@@ -52,9 +52,19 @@ func (e *Edge) tunnel(local netip.AddrPort, name string) *front.Tunnel {
 	case t.Tunnel.GetKind() == wirev1.Kind_KIND_TLS:
 		return &front.Tunnel{Passthrough: func(ctx context.Context, c *front.Conn) { e.raw.Serve(ctx, c, t) }}
 	default:
-		e.metrics.connections.WithLabelValues("http", "ok").Inc()
-		return &front.Tunnel{}
+		return &front.Tunnel{Enter: func() (func(), bool) { return e.enter(t.Tunnel.GetId()) }}
 	}
+}
+
+// enter counts a connection for a tunnel of kind http. HTTP/2 may use it for others of the same
+// certificate, too: it is counted where it was made for.
+func (e *Edge) enter(id string) (leave func(), ok bool) {
+	if !e.perTunnel.Acquire(id) {
+		e.metrics.connections.WithLabelValues("http", string(reason.RateLimited)).Inc()
+		return nil, false
+	}
+	e.metrics.connections.WithLabelValues("http", string(reason.OK)).Inc()
+	return func() { e.perTunnel.Release(id) }, true
 }
 
 // serveHTTP serves what came over TLS: own names by whoever they belong to, all else by tunnels.

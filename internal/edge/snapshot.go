@@ -146,12 +146,16 @@ func (e *Edge) keepSnapshot(ctx context.Context) {
 	if e.snapshot.path == "" {
 		return
 	}
-	last := e.cfg.Now()
-	for sleep(ctx, writeAfter) {
+	last, pause := e.cfg.Now(), writeAfter
+	for sleep(ctx, pause) {
+		pause = writeAfter
 		stale := e.Connected() && e.cfg.Now().Sub(last) > refreshAfter
 		if stale || e.snapshot.dirty.Load() {
-			e.saveSnapshot()
 			last = e.cfg.Now()
+			e.saveSnapshot()
+			// However large it is and however often it changes, writing it stays a small part of
+			// the work.
+			pause += 20 * e.cfg.Now().Sub(last)
 		}
 	}
 	if e.snapshot.dirty.Load() {

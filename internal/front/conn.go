@@ -26,9 +26,11 @@ type Conn struct {
 
 	replay        []byte
 	remote, local netip.AddrPort
-	once          sync.Once
-	// release gives back what the connection holds: its places under the caps.
-	release func()
+
+	mu   sync.Mutex
+	over bool
+	// undo gives back what the connection holds: its places under the caps.
+	undo []func()
 	// ended is called after Close: the end of its Visitor.
 	ended atomic.Pointer[func()]
 }
@@ -143,10 +145,26 @@ func (c *Conn) Close() error {
 	return err
 }
 
+// holds has f called when the connection ends, or now if it has.
+func (c *Conn) holds(f func()) {
+	c.mu.Lock()
+	over := c.over
+	if !over {
+		c.undo = append(c.undo, f)
+	}
+	c.mu.Unlock()
+	if over {
+		f()
+	}
+}
+
+// done gives back everything, once.
 func (c *Conn) done() {
-	c.once.Do(func() {
-		if c.release != nil {
-			c.release()
-		}
-	})
+	c.mu.Lock()
+	undo := c.undo
+	c.over, c.undo = true, nil
+	c.mu.Unlock()
+	for _, f := range undo {
+		f()
+	}
 }

@@ -50,6 +50,8 @@ type Tunnel struct {
 	// Passthrough takes the whole connection, whatever its ALPN. Nil: TLS ends here with
 	// Roles.Certificate, and Roles.HTTP serves it.
 	Passthrough func(ctx context.Context, c *Conn)
+	// Enter counts a connection that ends here, until leave; false refuses it. Nil: no cap.
+	Enter func() (leave func(), ok bool)
 }
 
 // Protocol is an ALPN protocol of our own, taken on own names and without a server name.
@@ -85,8 +87,12 @@ type Roles struct {
 	Raw func(ctx context.Context, c net.Conn)
 }
 
-// farewell is what handlers get to end connections well after the time to drain.
-const farewell = time.Second
+// After the time to drain, those who know of it (they were told themselves) have afterword to end
+// what they serve; then contexts end, and whoever watches those has farewell.
+const (
+	afterword = 500 * time.Millisecond
+	farewell  = time.Second
+)
 
 // ErrDrained is why contexts of visitors end when the time to drain is over.
 var ErrDrained = errors.New("the edge shuts down")
@@ -289,10 +295,9 @@ func (f *Front) Shutdown(ctx context.Context) error {
 	if !f.waitEmpty(ctx) {
 		err = context.Cause(ctx)
 	}
+	f.waitEmptyFor(afterword)
 	f.endVisits(ErrDrained)
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
-	defer cancel()
-	f.waitEmpty(grace)
+	f.waitEmptyFor(farewell)
 	f.closeVisitors()
 	return err
 }
@@ -346,6 +351,20 @@ func (f *Front) waitEmpty(ctx context.Context) bool {
 		return true
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// waitEmptyFor waits for the last visitor, HTTP/3 included, at most d.
+func (f *Front) waitEmptyFor(d time.Duration) {
+	t := time.NewTicker(10 * time.Millisecond)
+	defer t.Stop()
+	for end := time.Now().Add(d); time.Now().Before(end); <-t.C {
+		f.mu.Lock()
+		n := len(f.open)
+		f.mu.Unlock()
+		if n == 0 && f.udp.visitors() == 0 {
+			return
+		}
 	}
 }
 

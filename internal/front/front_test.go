@@ -676,3 +676,97 @@ func TestTakenPort(t *testing.T) {
 		_ = again.Close()
 	})
 }
+
+// bytesConn is a connection that brings b and ends.
+type bytesConn struct {
+	net.Conn
+	io.Reader
+}
+
+func (c *bytesConn) Read(b []byte) (int, error) { return c.Reader.Read(b) }
+func (c *bytesConn) RemoteAddr() net.Addr {
+	return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}
+}
+func (c *bytesConn) LocalAddr() net.Addr             { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, 2), Port: 443} }
+func (c *bytesConn) SetReadDeadline(time.Time) error { return nil }
+
+func FuzzProxyHeader(f *testing.F) {
+	f.Add([]byte("PROXY TCP4 192.0.2.9 198.51.100.4 40000 443\r\nrest"))
+	f.Add([]byte("PROXY TCP6 2001:db8::1 2001:db8::2 40000 443\r\n"))
+	f.Add([]byte("PROXY UNKNOWN\r\nrest"))
+	f.Add([]byte("\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\xc0\x00\x02\x09\xc6\x33\x64\x04\x9c\x40\x01\xbbrest"))
+	f.Add([]byte("\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00rest"))
+	f.Add([]byte("\r\n\r\n\x00\r\nQUIT\n\x21\x31\x00\xd8" + strings.Repeat("/", 216)))
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	from := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := Resolve(&bytesConn{Reader: strings.NewReader(string(b))}, from)
+		if err != nil {
+			return
+		}
+		if !c.Visitor().IsValid() || !c.Local().IsValid() || c.Visitor().Addr().Is4In6() {
+			t.Fatalf("visitor %v, local %v", c.Visitor(), c.Local())
+		}
+		rest, err := io.ReadAll(c)
+		if err != nil || !strings.HasSuffix(string(b), string(rest)) || len(rest) >= len(b) {
+			t.Fatalf("left %q of %q, %v", rest, b, err)
+		}
+	})
+}
+
+func TestCapPerTunnel(t *testing.T) {
+	var entered, left atomic.Int64
+	r := start(t, Config{}, func(_ *rig, roles *Roles) {
+		roles.Tunnel = func(netip.AddrPort, string) *Tunnel {
+			return &Tunnel{Enter: func() (func(), bool) {
+				if entered.Load() == 2 {
+					return nil, false
+				}
+				entered.Add(1)
+				return func() { left.Add(1) }, true
+			}}
+		}
+	})
+	a, err := tls.Dial("tcp", r.addr, r.client("q.test", "h2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := quic.DialAddr(t.Context(), r.addr, r.client("q.test", "h3"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); entered.Load() < 2 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if c, err := tls.Dial("tcp", r.addr, r.client("q.test", "h2")); err == nil {
+		_ = c.Close()
+		t.Error("the cap does not hold over TCP")
+	}
+	c, err := quic.DialAddr(t.Context(), r.addr, r.client("q.test", "h3"), nil)
+	if err == nil {
+		<-c.Context().Done()
+	}
+	_ = a.Close()
+	_ = b.CloseWithError(0, "")
+	for end := time.Now().Add(10 * time.Second); left.Load() < 2; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("places were not given back")
+		}
+	}
+}
+
+func TestRetryAboveARate(t *testing.T) {
+	r := start(t, Config{}, nil)
+	asked := false
+	for range 2 * retryBurst {
+		asked = asked || r.udp.transport.VerifySourceAddress(&net.UDPAddr{})
+	}
+	if !asked {
+		t.Error("no stranger has to show its address however many come")
+	}
+	c, err := quic.DialAddr(t.Context(), r.addr, r.client("q.test", "h3"), nil)
+	if err != nil {
+		t.Fatalf("a visitor that shows its address is not served: %v", err)
+	}
+	_ = c.CloseWithError(0, "")
+}

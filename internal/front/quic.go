@@ -113,13 +113,11 @@ func (q *quicSide) choose(h *tls.ClientHelloInfo) *tls.Config {
 		name = n
 	}
 	own := name != "" && r.Own != nil && r.Own(name)
-	if !own && name != "" && r.Tunnel != nil {
-		if t := r.Tunnel(addrPort(h.Conn.LocalAddr()), name); t != nil {
-			if t.Passthrough != nil {
-				return nobody
-			}
-			return q.h3
+	if t := q.tunnel(name, h.Conn.LocalAddr()); t != nil {
+		if t.Passthrough != nil {
+			return nobody
 		}
+		return q.h3
 	}
 	if own || name == "" {
 		for _, p := range r.Protocols {
@@ -132,6 +130,15 @@ func (q *quicSide) choose(h *tls.ClientHelloInfo) *tls.Config {
 		return q.h3
 	}
 	return nobody
+}
+
+// tunnel is what a server name means unless it is one of our own.
+func (q *quicSide) tunnel(name string, local net.Addr) *Tunnel {
+	r := &q.front.roles
+	if name == "" || r.Tunnel == nil || r.Own != nil && r.Own(name) {
+		return nil
+	}
+	return r.Tunnel(addrPort(local), name)
 }
 
 func (q *quicSide) accept() {
@@ -180,6 +187,14 @@ func (q *quicSide) visitor(c *quic.Conn) {
 		return
 	}
 	defer f.conns.ReleaseAddress(addr)
+	if t := q.tunnel(c.ConnectionState().TLS.ServerName, c.LocalAddr()); t != nil && t.Enter != nil {
+		leave, ok := t.Enter()
+		if !ok {
+			q.busy(c, "max_connections_per_tunnel")
+			return
+		}
+		defer leave()
+	}
 	f.metrics.open.Inc()
 	defer f.metrics.open.Dec()
 	q.mu.Lock()
@@ -281,6 +296,12 @@ func (q *quicSide) shutdown(ctx context.Context) {
 	})
 	defer t.Stop()
 	_ = q.server.Shutdown(ctx)
+}
+
+func (q *quicSide) visitors() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.conns)
 }
 
 func (q *quicSide) closeVisitors() {

@@ -76,12 +76,12 @@ func (f *Front) admit(c net.Conn) *Conn {
 		return nil
 	}
 	f.metrics.open.Inc()
-	fc.release = func() {
+	fc.holds(func() {
 		f.metrics.open.Dec()
 		f.conns.ReleaseAddress(visitor)
 		f.conns.ReleaseTotal()
 		f.forget(fc)
-	}
+	})
 	f.track(fc, phaseHello)
 	return fc
 }
@@ -210,6 +210,14 @@ func (f *Front) protocol(h *sniff.Hello) *Protocol {
 
 func (f *Front) serveTunnel(c *Conn, h *sniff.Hello, t *Tunnel) {
 	if t.Passthrough == nil {
+		if t.Enter != nil {
+			leave, ok := t.Enter()
+			if !ok {
+				f.refuse(c, "max_connections_per_tunnel", nil)
+				return
+			}
+			c.holds(leave)
+		}
 		f.serveVisitor(c, h)
 		return
 	}
