@@ -328,7 +328,7 @@ func (a *Agent) reload(content []byte) {
 	}
 	added, removed, kept := 0, 0, 0
 	for id, s := range t.byID {
-		if old.byID[id] == s {
+		if o := old.byID[id]; o != nil && sameButPlace(o.declared, s.declared) {
 			kept++
 		} else {
 			added++

@@ -35,6 +35,8 @@ func newTable(list config.Services, old *table) (*table, error) {
 		if old != nil {
 			if o := old.byID[id]; o != nil && proto.Equal(o.declared, d) {
 				s = o
+			} else if o != nil && sameButPlace(o.declared, d) {
+				s.origins = o.origins
 			}
 		}
 		if s.origins == nil {
@@ -55,6 +57,13 @@ func newTable(list config.Services, old *table) (*table, error) {
 		t.byID[id] = s
 	}
 	return t, nil
+}
+
+// sameButPlace reports whether a and b declare the same at different places of the lists.
+func sameButPlace(a, b *hubv1.DeclaredTunnel) bool {
+	a = proto.Clone(a).(*hubv1.DeclaredTunnel)
+	a.Key = b.GetKey()
+	return proto.Equal(a, b)
 }
 
 // equal reports whether both declare the same.
