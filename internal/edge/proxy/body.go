@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,24 +15,51 @@ import (
 // watchdog bites when one operation takes too long. Progress is what counts: every operation
 // begins anew, so a slow transfer is fine and a stalled one is not.
 type watchdog struct {
-	limit  time.Duration
-	bite   func()
-	timer  *time.Timer
-	bitten atomic.Bool
+	limit time.Duration
+	bite  func()
+
+	mu      sync.Mutex
+	timer   *time.Timer
+	running bool
+	bitten  bool
 }
 
 func (d *watchdog) begin() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running = true
 	if d.timer == nil {
-		d.timer = time.AfterFunc(d.limit, func() { d.bitten.Store(true); d.bite() })
+		d.timer = time.AfterFunc(d.limit, d.expire)
 		return
 	}
 	d.timer.Reset(d.limit)
 }
 
+// end is called after the operation, and before the handler returns: then what bite would touch
+// is the server's again.
 func (d *watchdog) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.running = false
 	if d.timer != nil {
 		d.timer.Stop()
 	}
+}
+
+func (d *watchdog) expire() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.running {
+		d.bitten = true
+		d.bite()
+	}
+}
+
+// hasBitten reports whether an operation took too long.
+func (d *watchdog) hasBitten() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.bitten
 }
 
 // requestBody is a visitor's body on its way to the origin. The transport may close it, which
@@ -47,10 +75,10 @@ type requestBody struct {
 
 func newRequestBody(x *exchange, src io.ReadCloser) *requestBody {
 	b := &requestBody{src: src, x: x}
-	b.stall = watchdog{limit: x.p.cfg.BodyIdle, bite: func() {
+	b.stall.limit, b.stall.bite = x.p.cfg.BodyIdle, func() {
 		// An unblocked read is the point; a server without deadlines has its own limits.
 		_ = x.w.rc.SetReadDeadline(time.Now())
-	}}
+	}
 	return b
 }
 
@@ -95,7 +123,7 @@ func (b *requestBody) broken() error {
 }
 
 func (b *requestBody) timedOut() bool {
-	return b != nil && b.stall.bitten.Load() && errors.Is(b.broken(), os.ErrDeadlineExceeded)
+	return b != nil && b.stall.hasBitten() && errors.Is(b.broken(), os.ErrDeadlineExceeded)
 }
 
 // untouched reports whether nothing of the body was read yet, so that it can be sent again.

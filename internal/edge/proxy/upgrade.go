@@ -291,11 +291,20 @@ func (s *switchHead) Write(b []byte) (int, error) {
 type streamConn struct {
 	w    *writer
 	body io.ReadCloser
+	// The response writer may not be used once the handler has returned, which is after Close:
+	// writing is held by a write, deadlines while one is set.
+	writing, deadlines sync.Mutex
+	closed             bool // guarded by both
 }
 
 func (c *streamConn) Read(b []byte) (int, error) { return c.body.Read(b) }
 
 func (c *streamConn) Write(b []byte) (int, error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if c.closed {
+		return 0, net.ErrClosed
+	}
 	n, err := c.w.ResponseWriter.Write(b)
 	if err != nil {
 		return n, err
@@ -304,17 +313,45 @@ func (c *streamConn) Write(b []byte) (int, error) {
 }
 
 // Close ends reading; the stream ends with the handler, which sees that.
-func (c *streamConn) Close() error { return c.body.Close() }
+func (c *streamConn) Close() error {
+	if !c.writing.TryLock() {
+		// A write that is stuck must end; one that is not may.
+		_ = c.SetWriteDeadline(time.Now().Add(farewellTime))
+		c.writing.Lock()
+		_ = c.SetWriteDeadline(time.Time{})
+	}
+	c.deadlines.Lock()
+	c.closed = true
+	c.deadlines.Unlock()
+	c.writing.Unlock()
+	return c.body.Close()
+}
 
 type streamAddr struct{}
 
 func (streamAddr) Network() string { return "http" }
 func (streamAddr) String() string  { return "stream" }
 
-func (c *streamConn) LocalAddr() net.Addr                { return streamAddr{} }
-func (c *streamConn) RemoteAddr() net.Addr               { return streamAddr{} }
-func (c *streamConn) SetReadDeadline(t time.Time) error  { return c.w.rc.SetReadDeadline(t) }
-func (c *streamConn) SetWriteDeadline(t time.Time) error { return c.w.rc.SetWriteDeadline(t) }
+func (c *streamConn) LocalAddr() net.Addr  { return streamAddr{} }
+func (c *streamConn) RemoteAddr() net.Addr { return streamAddr{} }
+
+func (c *streamConn) SetReadDeadline(t time.Time) error {
+	return c.setDeadline(c.w.rc.SetReadDeadline, t)
+}
+
+func (c *streamConn) SetWriteDeadline(t time.Time) error {
+	return c.setDeadline(c.w.rc.SetWriteDeadline, t)
+}
+
+func (c *streamConn) setDeadline(set func(time.Time) error, t time.Time) error {
+	c.deadlines.Lock()
+	defer c.deadlines.Unlock()
+	if c.closed {
+		return net.ErrClosed
+	}
+	return set(t)
+}
+
 func (c *streamConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }

@@ -26,9 +26,9 @@ type writer struct {
 
 func newWriter(x *exchange, w http.ResponseWriter) *writer {
 	out := &writer{ResponseWriter: w, x: x, rc: http.NewResponseController(w)}
-	out.stall = watchdog{limit: x.p.cfg.BodyIdle, bite: func() {
+	out.stall.limit, out.stall.bite = x.p.cfg.BodyIdle, func() {
 		_ = out.rc.SetWriteDeadline(time.Now()) // as for reads
-	}}
+	}
 	return out
 }
 
@@ -81,4 +81,4 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 
 func (w *writer) stop() { w.stall.end() }
 
-func (w *writer) timedOut() bool { return w.stall.bitten.Load() && w.failed.Load() }
+func (w *writer) timedOut() bool { return w.stall.hasBitten() && w.failed.Load() }
