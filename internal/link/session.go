@@ -66,10 +66,10 @@ type session struct {
 	replaced  atomic.Bool   // a better session took over
 	peerDrain atomic.Bool   // the peer announced that it ends
 
-	mu                  sync.Mutex
-	live                map[*quicStream]struct{}
-	ended               bool
-	probing, probeAgain bool
+	mu         sync.Mutex
+	live       map[*quicStream]struct{}
+	ended      bool
+	probeAgain bool // a probe was asked for while one waited
 }
 
 // newSession describes a connection after its opening; qc is nil on TCP carriers.
@@ -105,7 +105,8 @@ func (s *session) start() {
 			run(s.readDatagrams)
 		}
 	}
-	s.pair.goFunc(func() {
+	go func() {
+		defer s.pair.done()
 		<-s.ctx.Done()
 		s.closeConn(context.Cause(s.ctx))
 		_ = s.ctl.Close()
@@ -114,7 +115,7 @@ func (s *session) start() {
 		s.pair.remove(s)
 		close(s.done)
 		s.pair.owner.ended(s)
-	})
+	}()
 }
 
 // close ends the session with err as its cause; only the first call counts.
@@ -149,10 +150,7 @@ func (s *session) readControl() error {
 		case *wirev1.Control_Ping:
 			s.send(&wirev1.Control{Message: &wirev1.Control_Pong{Pong: &wirev1.Pong{Nonce: f.Ping.Nonce, Padding: make([]byte, pingPadding)}}})
 		case *wirev1.Control_Pong:
-			if f.Pong.Nonce == s.pings.Load() {
-				s.rtt.Store(time.Now().UnixNano() - s.pingSent.Load())
-			}
-			s.pongs.Store(f.Pong.Nonce)
+			s.ponged(f.Pong.Nonce)
 		case *wirev1.Control_Abort:
 			s.pair.aborted(f.Abort)
 		case *wirev1.Control_FlowAck, *wirev1.Control_FlowUnknown, *wirev1.Control_FlowEnd, *wirev1.Control_FlowStream:
@@ -229,33 +227,42 @@ func (s *session) watch() error {
 
 var errDead = errors.New("the other side is silent")
 
-// probe closes the session unless it answers within the probe time. A probe that is asked for
-// while one runs follows it: what was heard before says nothing about now.
+// probe closes the session unless it answers within the probe time. One that is asked for while
+// another waits follows it as soon as that is answered: an answer may be older than the question.
 func (s *session) probe() {
 	s.mu.Lock()
-	busy := s.probing
-	s.probing, s.probeAgain = true, busy
-	s.mu.Unlock()
-	if busy || s.ctx.Err() != nil {
+	defer s.mu.Unlock()
+	if s.suspect() {
+		s.probeAgain = true
 		return
 	}
-	s.pair.goFunc(func() {
-		for more := true; more; {
-			n := s.ping()
-			s.probed.Store(n)
-			if !sleep(s.ctx, s.pair.timing.probe) {
-				return
-			}
-			if s.pongs.Load() < n {
-				s.close(fmt.Errorf("%w: no answer to a probe in %v", errDead, s.pair.timing.probe))
-				return
-			}
-			s.mu.Lock()
-			more = s.probeAgain
-			s.probing, s.probeAgain = more, false
-			s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return
+	}
+	n := s.ping()
+	s.probed.Store(n)
+	time.AfterFunc(s.pair.timing.probe, func() {
+		if s.pongs.Load() < n && s.ctx.Err() == nil {
+			s.close(fmt.Errorf("%w: no answer to a probe in %v", errDead, s.pair.timing.probe))
 		}
 	})
+}
+
+// ponged takes the answer to a ping.
+func (s *session) ponged(nonce uint64) {
+	if nonce == s.pings.Load() {
+		s.rtt.Store(time.Now().UnixNano() - s.pingSent.Load())
+	}
+	s.pongs.Store(nonce)
+	s.mu.Lock()
+	again := s.probeAgain && !s.suspect()
+	if again {
+		s.probeAgain = false
+	}
+	s.mu.Unlock()
+	if again {
+		s.probe()
+	}
 }
 
 // suspect reports whether a probe waits for its answer.
