@@ -16,16 +16,19 @@ import (
 // edges and restart, and edges restart from their last snapshot on disk.
 func TestHubAway(t *testing.T) {
 	hub := stack.StartServer(t, stack.ServerConfig{Roles: "hub"})
-	edge := stack.StartServer(t, stack.ServerConfig{Roles: "edge", Join: hub.EdgeToken()})
+	edge := stack.StartServer(t, stack.ServerConfig{Roles: "edge", Join: hub.EdgeToken("further")})
 	port := stack.FreePort(t)
 	inv := hub.Invite("away", "--hostname", "away.localhost", "--hostname", "new.localhost", "--tcp-port", fmt.Sprint(port))
 	cfg := stack.AgentConfig{
 		Services: []stack.Service{stack.HTTP("away.localhost", "http://"+serveHTTP(t, named("home"), false))},
 		TCP:      []stack.Service{stack.Port("echo", port, tcpEcho(t))},
+		Args:     []string{"--grace-period", "2s"},
 	}
 	agent := stack.StartAgent(t, inv.File, cfg)
 	hub.WaitOnline(1, "away.localhost", fmt.Sprint("tcp:", port))
 	visitor := clientOf(t, hub, edge)
+	// What a subtest restarts must outlive it.
+	whole := t
 	serves := func(limit time.Duration, what string) {
 		t.Helper()
 		stack.Eventually(t, limit, func() error {
@@ -57,7 +60,7 @@ func TestHubAway(t *testing.T) {
 	t.Run("invariant 1 an agent restarts while the hub is down", func(t *testing.T) {
 		agent.Terminate()
 		agent.Wait(40 * time.Second)
-		agent = stack.StartAgent(t, inv.File, cfg)
+		agent = stack.StartAgent(whole, inv.File, cfg)
 		serves(20*time.Second, "after the agent restarted")
 		agent.WaitReadyz(5*time.Second, "hub")
 	})
@@ -120,7 +123,7 @@ func clientOf(t *testing.T, hub, edge *stack.Server) *http.Client {
 // TestSecondEdge has one agent serve two edges of one hub.
 func TestSecondEdge(t *testing.T) {
 	hub := stack.StartServer(t, stack.ServerConfig{})
-	edge := stack.StartServer(t, stack.ServerConfig{Roles: "edge", Join: hub.EdgeToken()})
+	edge := stack.StartServer(t, stack.ServerConfig{Roles: "edge", Join: hub.EdgeToken("further")})
 	inv := hub.Invite("edges", "--hostname", "both.localhost")
 	agent := stack.StartAgent(t, inv.File, stack.AgentConfig{Services: []stack.Service{
 		stack.HTTP("both.localhost", "http://"+serveHTTP(t, named("home"), false))}})
@@ -152,7 +155,7 @@ func TestSecondEdge(t *testing.T) {
 	})
 	t.Run("a joined edge needs an address of its own", func(t *testing.T) {
 		file := t.TempDir() + "/join"
-		writeFile(t, file, hub.EdgeToken())
+		writeFile(t, file, hub.EdgeToken("nowhere"))
 		r := stack.Run(t, nil, "server", "--roles", "edge", "--join-file", file, "--data-dir", t.TempDir(), "--listen-https", "127.0.0.1:0")
 		if r.Code == 0 || !strings.Contains(r.Stderr, "--advertise") {
 			t.Errorf("%+v", r)

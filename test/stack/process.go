@@ -47,7 +47,12 @@ func Start(t testing.TB, c Command) *Process {
 	if c.Grace == 0 {
 		c.Grace = 10 * time.Second
 	}
-	log, err := os.CreateTemp(t.TempDir(), "log-*.txt")
+	// ADIT_TEST_LOGS names a folder that keeps whole logs; a failure shows only their ends.
+	dir := os.Getenv("ADIT_TEST_LOGS")
+	if dir == "" {
+		dir = t.TempDir()
+	}
+	log, err := os.CreateTemp(dir, strings.ReplaceAll(c.Name, " ", "")+"-*.log")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +73,7 @@ func Start(t testing.TB, c Command) *Process {
 	t.Cleanup(func() {
 		p.end(c.Grace)
 		if t.Failed() {
-			t.Logf("---- log of %s (pid %d) ----\n%s", c.Name, p.PID(), tail(p.Log(), 120))
+			t.Logf("---- log of %s (pid %d) ----\n%s", c.Name, p.PID(), tail(p.Log(), 60))
 		}
 	})
 	return p

@@ -179,10 +179,10 @@ func (s *Server) Invite(name string, grants ...string) Invite {
 }
 
 // EdgeToken creates a token for further edges.
-func (s *Server) EdgeToken(args ...string) string {
+func (s *Server) EdgeToken(name string) string {
 	s.t.Helper()
 	var made struct{ Token string }
-	s.CLI(append([]string{"edge", "invite"}, args...)...).JSON(s.t, &made)
+	s.CLI("edge", "invite", "--name", name).JSON(s.t, &made)
 	return made.Token
 }
 
