@@ -326,7 +326,7 @@ func (a *Acceptor) join(r *Replica, o *wirev1.Opening, b *binding) (*session, *r
 	a.mu.Unlock()
 	// The session is known before the agent is, so that its first lane finds it.
 	if err := opening.Accept(b.ctl, o, a.cfg.Edges()); err != nil {
-		r.pair.remove(s)
+		r.pair.withdraw(s)
 		b.close(err)
 		a.noteEnd(r)
 		return nil, reason.Wrap(err, reason.Internal, reason.HopEdge, "answer opening")

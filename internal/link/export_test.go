@@ -33,7 +33,7 @@ func (c *ConnectorConfig) SetTiming(t Timing) { c.timing = &t }
 func Steady() Timing {
 	t := Fast()
 	t.ping, t.dead, t.probe = time.Second, 4*time.Second, 3*time.Second
-	t.laneWait, t.laneShrink = 5*time.Second, time.Minute
+	t.laneWait, t.laneShrink = 20*time.Second, time.Minute
 	return t
 }
 
@@ -56,4 +56,15 @@ func (r *Replica) LaneLimit() int {
 	r.lanes.mu.Lock()
 	defer r.lanes.mu.Unlock()
 	return r.lanes.limit
+}
+
+// LaneIDs lists the lanes of the replica.
+func (r *Replica) LaneIDs() []uint64 {
+	r.lanes.mu.Lock()
+	defer r.lanes.mu.Unlock()
+	var ids []uint64
+	for l := range r.lanes.all {
+		ids = append(ids, l.id)
+	}
+	return ids
 }

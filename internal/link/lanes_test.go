@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"testing"
 	"time"
 
@@ -112,8 +113,12 @@ func TestLaneSentinel(t *testing.T) {
 	r := edge.Replica(t)
 	eventually(t, "no lane", func() bool { return lanes(r) == 1 })
 	roundTrip(t, r, throughput)
+	old := r.LaneIDs()
 	p.Cut()
-	eventually(t, "no new lane", func() bool { return lanes(r) == 1 })
+	eventually(t, "no new lane", func() bool {
+		ids := r.LaneIDs()
+		return len(ids) == 1 && !slices.Contains(old, ids[0])
+	})
 	roundTrip(t, r, throughput)
 	if len(r.Sessions()) != 1 {
 		t.Fatal("a session that answers was closed")

@@ -21,9 +21,10 @@ type pair struct {
 	flows   flowTable
 
 	active atomic.Int64
-	wg     sync.WaitGroup
 
 	mu       sync.Mutex
+	running  int        // goroutines and sessions that close waits for
+	ended    *sync.Cond // running sank to 0
 	sessions []*session // by number, ascending
 	streams  map[uint64]*laneStream
 	closed   bool
@@ -43,11 +44,13 @@ type owner interface {
 
 func newPair(o owner, log *slog.Logger, t timing, m *metrics) *pair {
 	p := &pair{owner: o, log: log, timing: t, metrics: m, streams: map[uint64]*laneStream{}}
+	p.ended = sync.NewCond(&p.mu)
 	p.flows = newFlows(p)
 	return p
 }
 
-// add makes s the newest session; false after close.
+// add makes s a session of p; false after close. It must be started or withdrawn, close waits
+// for that.
 func (p *pair) add(s *session) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,7 +64,14 @@ func (p *pair) add(s *session) bool {
 		return 1
 	})
 	p.sessions = slices.Insert(p.sessions, i, s)
+	p.running++
 	return true
+}
+
+// withdraw removes a session that was added and never started.
+func (p *pair) withdraw(s *session) {
+	p.remove(s)
+	p.done()
 }
 
 func (p *pair) remove(s *session) {
@@ -162,16 +172,30 @@ func (p *pair) close(err error) {
 		st.kill(ErrLost)
 	}
 	p.flows.close()
-	p.wg.Wait()
+	p.mu.Lock()
+	for p.running > 0 {
+		p.ended.Wait()
+	}
+	p.mu.Unlock()
 }
 
 // goFunc runs f and makes close wait for it.
 func (p *pair) goFunc(f func()) {
-	p.wg.Add(1)
+	p.mu.Lock()
+	p.running++
+	p.mu.Unlock()
 	go func() {
-		defer p.wg.Done()
+		defer p.done()
 		f()
 	}()
+}
+
+func (p *pair) done() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.running--; p.running == 0 {
+		p.ended.Broadcast()
+	}
 }
 
 // sleep waits for d or until ctx ends, which it reports as false.

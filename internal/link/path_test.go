@@ -157,7 +157,9 @@ func (p *path) forwardUDP(to netip.AddrPort) {
 						time.Sleep(time.Millisecond) // ICMP from an edge that is away
 						continue
 					}
-					c.answered.Store(true)
+					if n > 200 { // more than an acknowledgement
+						c.answered.Store(true)
+					}
 					if !p.silent.Load() && !p.noUDP.Load() && !c.lost.Load() {
 						_, _ = p.udp.WriteToUDPAddrPort(back[:n], from)
 					}

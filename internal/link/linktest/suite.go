@@ -178,6 +178,10 @@ func (p *Pair) limiter() (wait func(), stop func()) {
 	if p.Ramp == 0 {
 		return func() {}, func() {}
 	}
-	t := time.NewTicker(time.Second / time.Duration(p.Ramp))
+	rate := p.Ramp
+	if Race {
+		rate /= 4 // a handshake costs five times as much
+	}
+	t := time.NewTicker(time.Second / time.Duration(rate))
 	return func() { <-t.C }, t.Stop
 }
