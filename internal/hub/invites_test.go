@@ -174,6 +174,18 @@ func TestTenantsNeverOverlap(t *testing.T) {
 	}
 }
 
+func TestConflictNamesAllHolders(t *testing.T) {
+	h := newTestHub(t)
+	for i := range 7 {
+		h.invite_(fmt.Sprintf("t%d", i), fmt.Sprintf("h%d.x.test", i))
+	}
+	_, _, err := h.CreateInvite(t.Context(), &hubv1.CreateInviteRequest{Name: "all", Hostnames: []string{"*.x.test"}})
+	p := wantProblem(t, err, reason.NameConflict, "hostnames[0]")
+	if !contains(p.Text, `tenant "t4"`) || !contains(p.Text, "2 more") {
+		t.Error(p.Text)
+	}
+}
+
 func TestTenantsAndNames(t *testing.T) {
 	h := newTestHub(t)
 	h.invite_("home", "a.example.com")

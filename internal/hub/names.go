@@ -170,12 +170,14 @@ func (h *Hub) freeName(tx *store.Tx, field, tenant string, p hostname.Pattern) e
 	if err != nil {
 		return err
 	}
+	var taken []store.Grant
 	for _, g := range grants {
 		if q, err := hostname.Parse(g.Pattern); err == nil && q.Overlaps(p) {
-			return conflict(reason.NameConflict, field, p.String(), g.Tenant, g.Pattern,
-				fmt.Sprintf("overlaps with %s, which tenant %q holds", g.Pattern, g.Tenant),
-				fmt.Sprintf("use --tenant %s to share it, revoke the invite that grants it, or choose another name", g.Tenant))
+			taken = append(taken, g)
 		}
+	}
+	if len(taken) > 0 {
+		return nameTaken(field, p, taken)
 	}
 	held, err := tx.HeldByOthers(tenant)
 	if err != nil {
@@ -189,6 +191,24 @@ func (h *Hub) freeName(tx *store.Tx, field, tenant string, p hostname.Pattern) e
 		}
 	}
 	return nil
+}
+
+// nameTaken names who holds what overlaps with p.
+func nameTaken(field string, p hostname.Pattern, taken []store.Grant) *Problem {
+	const most = 5
+	var parts []string
+	for _, g := range taken[:min(len(taken), most)] {
+		parts = append(parts, fmt.Sprintf("%s, which tenant %q holds", g.Pattern, g.Tenant))
+	}
+	text := "overlaps with " + strings.Join(parts, ", and with ")
+	if n := len(taken) - most; n > 0 {
+		text += fmt.Sprintf(", and with %d more", n)
+	}
+	remedy := "revoke the invites that grant them, or choose another name"
+	if len(taken) == 1 {
+		remedy = fmt.Sprintf("use --tenant %s to share it, revoke the invite that grants it, or choose another name", taken[0].Tenant)
+	}
+	return conflict(reason.NameConflict, field, p.String(), taken[0].Tenant, taken[0].Pattern, text, remedy)
 }
 
 // freePorts checks that no other tenant was granted, has reserved or uses a port of the range.

@@ -130,7 +130,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	c := tls.Server(sock, s.tls)
 	if err := c.HandshakeContext(ctx); err != nil {
-		s.cfg.Log.Debug("hub link over WebSocket: handshake failed", "remote", remote, "error", err)
+		s.cfg.Log.Debug("hub link over WebSocket: handshake failed", "remote", remote.String(), "error", err)
 		return
 	}
 	s.serve(context.WithoutCancel(r.Context()), c, remote)
@@ -141,7 +141,7 @@ func (s *Server) serve(ctx context.Context, t *tls.Conn, remote net.Addr) {
 	defer func() { _ = c.Close() }()
 	leave, ok := s.stranger(remote)
 	if !ok {
-		s.cfg.Log.Warn("hub link refused: too many connections of one address that proved nothing", "remote", remote)
+		s.cfg.Log.Warn("hub link refused: too many connections of one address that proved nothing", "remote", remote.String())
 		return
 	}
 	defer leave()
@@ -166,7 +166,7 @@ func (s *Server) serve(ctx context.Context, t *tls.Conn, remote net.Addr) {
 
 // open reads and checks the opening of c.
 func (s *Server) open(ctx context.Context, c *conn, t *tls.Conn) bool {
-	log := s.cfg.Log.With("remote", c.RemoteAddr())
+	log := s.cfg.Log.With("remote", c.RemoteAddr().String())
 	o, err := opening.Read(ctx, t, reason.HopHub)
 	if err != nil {
 		log.Debug("hub link: no opening", "error", err)
