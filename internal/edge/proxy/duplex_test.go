@@ -183,7 +183,7 @@ func TestRollingReplicas(t *testing.T) {
 					}
 				})
 			}
-			for i := range 60 {
+			for i := range 30 {
 				gone := r.agents[i%3]
 				r.source.Set(r.agents[(i+1)%3], r.agents[(i+2)%3])
 				r.CloseReplica(gone.Name)

@@ -113,6 +113,7 @@ func (x *exchange) answered(res *http.Response) error {
 			return err
 		}
 	}
+	x.w.empty = res.ContentLength == 0 && len(res.Trailer) == 0
 	// It tells of the origin's own listeners, which the visitor cannot reach.
 	res.Header.Del("Alt-Svc")
 	x.rule.ResponseHeaders(res.Header)

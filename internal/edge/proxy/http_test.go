@@ -275,7 +275,7 @@ func TestFraming(t *testing.T) {
 }
 
 func TestBigBodies(t *testing.T) {
-	const size = 64 << 20
+	const size = 32 << 20
 	var peak atomic.Int64
 	o := origin(t, func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)

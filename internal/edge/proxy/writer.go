@@ -21,6 +21,9 @@ type writer struct {
 	status int
 	begun  atomic.Bool
 	bytes  atomic.Int64
+	// empty: the answer has no body. It goes out as a whole then, because a header that says
+	// everything (a gRPC status) must be the end of its stream too.
+	empty bool
 	failed atomic.Bool // a write failed
 }
 
@@ -61,6 +64,9 @@ func (w *writer) Write(b []byte) (int, error) {
 
 // FlushError is for http.ResponseController.
 func (w *writer) FlushError() error {
+	if w.empty {
+		return nil
+	}
 	w.stall.begin()
 	err := w.rc.Flush()
 	w.stall.end()
