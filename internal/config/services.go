@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -61,7 +62,7 @@ func ParseServices(set ServiceLists, file []byte) (Services, error) {
 	}{
 		{listServices, set.Services, exampleService, []string{"name", "hostname", "origin", "tls_mode", "proxy_protocol", "origin_server_name", "access", "carrier_policy", "host_header", "insecure_skip_verify"}, readService},
 		{listTCP, set.TCP, exampleTCP, []string{"name", "origin", "listen_port", "proxy_protocol", "origin_server_name", "access", "carrier_policy"}, readTCP},
-		{listUDP, set.UDP, exampleUDP, []string{"name", "origin", "listen_port", "listen_port_range", "idle_timeout_secs", "access", "carrier_policy"}, readUDP},
+		{listUDP, set.UDP, exampleUDP, []string{"name", "origin", "listen_port", "listen_port_range", "idle_timeout_secs", "proxy_protocol", "access", "carrier_policy"}, readUDP},
 	} {
 		node := fromFile[l.name]
 		if l.text != "" {
@@ -222,7 +223,7 @@ func readTCP(e *entry) *hubv1.DeclaredTunnel {
 }
 
 func readUDP(e *entry) *hubv1.DeclaredTunnel {
-	t := &hubv1.DeclaredTunnel{Kind: wirev1.Kind_KIND_UDP, Origin: &hubv1.Origin{ProxyProtocol: "none"}}
+	t := &hubv1.DeclaredTunnel{Kind: wirev1.Kind_KIND_UDP, Origin: &hubv1.Origin{}}
 	t.Name = e.name(required)
 	switch one, many := e.has("listen_port"), e.has("listen_port_range"); {
 	case one && many:
@@ -235,7 +236,14 @@ func readUDP(e *entry) *hubv1.DeclaredTunnel {
 		e.fail("listen_port", "is missing; write the public port, or listen_port_range as [first, last]")
 	}
 	t.Origin.IdleTimeoutSeconds = e.integer("idle_timeout_secs", optional, defaultUDPIdle, 1, maxIdleSeconds)
+	// v1 has no way to say UDP; of v2 the first datagram of a flow carries the header.
+	t.Origin.ProxyProtocol = e.oneOf("proxy_protocol", "none", "v2")
 	t.Origin.Url = e.origin(t, e.has("listen_port_range"))
+	if t.PortLast != 0 && t.PortLast == t.Port {
+		// A range of one port is that port.
+		t.PortLast = 0
+		t.Origin.Url = strings.TrimSuffix(t.Origin.Url, ":0") + fmt.Sprintf(":%d", t.Port)
+	}
 	e.common(t)
 	return t
 }

@@ -69,6 +69,13 @@ func TestParseServices(t *testing.T) {
 			},
 		},
 		{
+			"a range of one port is that port",
+			ServiceLists{UDP: `[{"name": "one", "origin": "h", "listen_port_range": [5000, 5000], "proxy_protocol": "v2"}]`}, "",
+			Services{
+				{Key: "udp_services[0]", Name: "one", Kind: kindUDP, Port: 5000, Access: public, CarrierPolicy: auto, Origin: &hubv1.Origin{Url: "udp://h:5000", ProxyProtocol: "v2", IdleTimeoutSeconds: 120}},
+			},
+		},
+		{
 			"a list that is set wins over the file's, the others stay",
 			ServiceLists{TCP: "[]"}, "tcp_services: [{name: a, origin: 'h:1', listen_port: 1024}]\nudp_services: [{name: a, origin: 'h:1', listen_port: 1024}]\n",
 			Services{
@@ -136,7 +143,7 @@ func TestParseServicesErrors(t *testing.T) {
 		{"range too long", udp(`[{"name": "a", "origin": "h", "listen_port_range": [1, 1000]}]`), "", []string{"1000 ports, at most 512"}},
 		{"range with origin port", udp(`[{"name": "a", "origin": "h:5", "listen_port_range": [1, 10]}]`), "", []string{"leave the port out"}},
 		{"idle out of range", udp(`[{"name": "a", "origin": "h:5", "listen_port": 1, "idle_timeout_secs": 4000}]`), "", []string{"use 1 to 3600"}},
-		{"proxy_protocol on udp", udp(`[{"name": "a", "origin": "h:5", "listen_port": 1, "proxy_protocol": "v2"}]`), "", []string{`"proxy_protocol": is not known`}},
+		{"proxy_protocol v1 on udp", udp(`[{"name": "a", "origin": "h:5", "listen_port": 1, "proxy_protocol": "v1"}]`), "", []string{`"proxy_protocol": value "v1" is not known; use none, v2`}},
 		{"names repeat", tcp(`[{"name": "a", "origin": "h:5", "listen_port": 1}, {"name": "a", "origin": "h:5", "listen_port": 2}]`), "", []string{"tcp_services[1]", "used by tcp_services[0] already"}},
 		{"ports repeat", tcp(`[{"name": "a", "origin": "h:5", "listen_port": 1}, {"name": "b", "origin": "h:5", "listen_port": 1}]`), "", []string{"port 1 is used by tcp_services[0] (a)"}},
 		{"ranges overlap", udp(`[{"name": "a", "origin": "h", "listen_port_range": [5, 9]}, {"name": "b", "origin": "h:5", "listen_port": 9}]`), "", []string{"port 9 is used by udp_services[0] (a)"}},

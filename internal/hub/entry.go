@@ -171,8 +171,8 @@ func (c *claim) checkOrigin(field string, o *hubv1.Origin) *Problem {
 	switch pp := o.GetProxyProtocol(); {
 	case !slices.Contains([]string{"", "none", "v1", "v2"}, pp):
 		return invalid(field+".proxy_protocol", pp, "use none, v1 or v2", "is no version of the PROXY protocol")
-	case c.protocol == store.UDP && pp != "" && pp != "none":
-		return invalid(field+".proxy_protocol", pp, "use none", "is not possible with udp")
+	case c.protocol == store.UDP && pp == "v1":
+		return invalid(field+".proxy_protocol", pp, "use none or v2", "is not possible with udp")
 	}
 	if s := o.GetIdleTimeoutSeconds(); s > 86400 || s > 0 && c.protocol != store.UDP {
 		return invalid(field+".idle_timeout_secs", fmt.Sprint(s), "use 1 to 86400, with kind udp only", "is not possible here")
