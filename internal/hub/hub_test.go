@@ -44,7 +44,6 @@ type testHub struct {
 	clock *clock
 	cfg   Config
 	edge  *identity.NodeKey
-	local *LocalFeed
 }
 
 func newTestHub(t *testing.T, change ...func(*Config)) *testHub {

@@ -192,7 +192,7 @@ func (d *dialler) overWebSocket(ctx context.Context) (net.Conn, error) {
 		TLSClientConfig:   &tls.Config{ServerName: d.host, InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}, //nolint:gosec // see above
 		DisableKeepAlives: true,
 	}
-	ws, resp, err := websocket.Dial(ctx, "https://"+d.addr+Path, &websocket.DialOptions{
+	ws, resp, err := websocket.Dial(ctx, "https://"+d.addr+Path, &websocket.DialOptions{ //nolint:bodyclose // Dial has read and closed it
 		HTTPClient: &http.Client{Transport: tr, CheckRedirect: noRedirect}, Subprotocols: []string{subprotocol},
 	})
 	if err != nil {

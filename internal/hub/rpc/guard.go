@@ -103,9 +103,7 @@ func (g *guard) done(procedure string, err error) error {
 	code := "ok"
 	var ce *connect.Error
 	if err != nil {
-		if errors.As(err, &ce) {
-			err = ce
-		} else {
+		if !errors.As(err, &ce) {
 			ce = explain(err)
 			if ce.Code() == connect.CodeInternal {
 				g.hub.Config().Log.Error("hub API failed", "procedure", procedure, "error", err)
