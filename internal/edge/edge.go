@@ -98,7 +98,9 @@ func New(cfg Config) (*Edge, error) {
 		Connections: e.metrics.connections, Log: cfg.Log,
 	})
 	e.perTunnel = limits.NewCounter[string](cfg.MaxConnsPerTunnel)
-	e.ports = newPorts(e)
+	if e.ports, err = newPorts(e); err != nil {
+		return nil, err
+	}
 	e.snapshot = snapshotFile{path: cfg.SnapshotPath, key: cfg.SecretKey, edge: cfg.Key.ID()}
 	e.loadSnapshot()
 	return e, nil

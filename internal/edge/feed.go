@@ -81,20 +81,18 @@ func (e *Edge) apply(m *hubv1.WatchResponse) error {
 	if err != nil || !complete {
 		return err
 	}
-	return e.commit(m.GetRevision(), puts, deletes)
+	e.commit(m.GetRevision(), puts, deletes)
+	return nil
 }
 
 // commit makes a change the edge's view and lets everybody act on the difference. Nothing that
 // did not change is touched.
-func (e *Edge) commit(revision uint64, puts []*hubv1.Resource, deletes []string) error {
+func (e *Edge) commit(revision uint64, puts []*hubv1.Resource, deletes []string) {
 	b := &e.feed.book
 	if b.items == nil {
 		b.items = map[string]*hubv1.Resource{}
 	}
-	now, c, err := b.next(e.view.Load(), revision, puts, deletes)
-	if err != nil {
-		return err
-	}
+	now, c := b.next(e.view.Load(), revision, puts, deletes)
 	e.view.Store(now)
 	e.metrics.revision.Set(float64(revision))
 	e.metrics.tunnels.Set(float64(now.table.Len()))
@@ -107,6 +105,9 @@ func (e *Edge) commit(revision uint64, puts []*hubv1.Resource, deletes []string)
 		}
 	}
 	e.ports.reconcile()
+	if len(c.tunnels) > 0 {
+		e.ports.replicasChanged()
+	}
 	if c.credentials {
 		e.acceptor.Recheck(e.admitted)
 	}
@@ -116,7 +117,6 @@ func (e *Edge) commit(revision uint64, puts []*hubv1.Resource, deletes []string)
 	e.readyOnce.Do(func() { close(e.ready) })
 	e.snapshot.touch()
 	e.wakeReport()
-	return nil
 }
 
 // continues reports whether connections of the old tunnel may go on under the new one: it answers

@@ -29,6 +29,7 @@ type place struct {
 type ports struct {
 	edge *Edge
 	udp  *udp.Server
+	host netip.Addr // the zero value: all
 	// visits ends when the time to drain is over.
 	visits context.Context
 	end    context.CancelFunc
@@ -48,15 +49,32 @@ type ports struct {
 	problems map[string]*hubv1.PortReport
 }
 
-func newPorts(e *Edge) *ports {
-	addr, _ := netip.ParseAddr(e.cfg.ListenHost)
+func newPorts(e *Edge) (*ports, error) {
+	addr, err := listenAddr(e.cfg.ListenHost)
+	if err != nil {
+		return nil, err
+	}
 	p := &ports{
 		edge: e, places: map[string]place{}, want: map[place]map[string]bool{}, bound: map[place]net.Listener{},
 		touched: map[place]bool{}, waiting: map[string]*hubv1.Tunnel{}, problems: map[string]*hubv1.PortReport{},
 		udp: udp.New(udp.Config{Source: e.registry, Address: addr, Log: e.cfg.Log, Registry: e.cfg.Registry, Now: e.cfg.Now}),
 	}
 	p.visits, p.end = context.WithCancel(context.Background())
-	return p
+	p.host = addr
+	return p, nil
+}
+
+// listenAddr is the address that a host names; the zero value for all addresses.
+func listenAddr(host string) (netip.Addr, error) {
+	if host == "" {
+		return netip.Addr{}, nil
+	}
+	a, err := net.ResolveIPAddr("ip", host)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("edge: listen host %q: %w", host, err)
+	}
+	addr, _ := netip.AddrFromSlice(a.IP)
+	return addr.Unmap().WithZone(a.Zone), nil
 }
 
 // change notes what a tunnel is now (nil = gone). reconcile acts on it.
@@ -167,9 +185,12 @@ func (p *ports) listen(at place) (net.Listener, error) {
 	if at.port == 0 {
 		return nil, errors.New("the tunnel names no port")
 	}
-	host := p.edge.cfg.ListenHost
-	if at.addr.IsValid() {
-		host = at.addr.String()
+	addr, host := at.addr, ""
+	if !addr.IsValid() {
+		addr = p.host
+	}
+	if addr.IsValid() {
+		host = addr.String()
 	}
 	return net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(int(at.port))))
 }
@@ -245,6 +266,7 @@ func (p *ports) accept(l net.Listener, at place) {
 		}
 		pause = 0
 		if !conns.AcquireTotal() {
+			p.edge.metrics.connections.WithLabelValues("tcp", string(reason.RateLimited)).Inc()
 			_ = c.Close()
 			continue
 		}

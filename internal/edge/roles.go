@@ -220,7 +220,7 @@ func (t *transit) dialled(c net.Conn) (undo func()) {
 }
 
 func (e *Edge) spliceTo(ctx context.Context, c *front.Conn, edge *hubv1.Edge) {
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	for _, a := range edge.GetAddress().GetAddresses() {
 		d := net.Dialer{Timeout: otherEdgeDial}
 		up, err := d.DialContext(ctx, "tcp", a)

@@ -127,15 +127,13 @@ func (e *Edge) loadSnapshot() {
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
-	if err == nil {
-		e.feed.mu.Lock()
-		err = e.commit(m.GetRevision(), m.GetPuts(), nil)
-		e.feed.mu.Unlock()
-	}
 	if err != nil {
 		e.cfg.Log.Warn("the snapshot on disk is not used; the edge serves when the hub is heard", "file", e.snapshot.path, "err", err)
 		return
 	}
+	e.feed.mu.Lock()
+	e.commit(m.GetRevision(), m.GetPuts(), nil)
+	e.feed.mu.Unlock()
 	e.feed.heard.Store(heard.UnixNano())
 	e.snapshot.dirty.Store(false)
 	e.cfg.Log.Info("started with the snapshot on disk", "revision", m.GetRevision(), "hub_heard", heard)

@@ -2,7 +2,6 @@ package edge
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 
 	"google.golang.org/protobuf/proto"
@@ -62,7 +61,9 @@ func (b *book) take(m *hubv1.WatchResponse) (puts []*hubv1.Resource, deletes []s
 		b.pending = map[string]*hubv1.Resource{}
 	}
 	for _, r := range m.GetPuts() {
-		b.pending[r.Key()] = r
+		if k := r.Key(); k != "" {
+			b.pending[k] = r
+		}
 	}
 	if !m.GetComplete() {
 		return nil, nil, false, nil
@@ -82,7 +83,7 @@ func (b *book) take(m *hubv1.WatchResponse) (puts []*hubv1.Resource, deletes []s
 }
 
 // next makes the view after puts and deletes, and notes them in the book.
-func (b *book) next(v *view, revision uint64, puts []*hubv1.Resource, deletes []string) (*view, *change, error) {
+func (b *book) next(v *view, revision uint64, puts []*hubv1.Resource, deletes []string) (*view, *change) {
 	w := *v
 	n := &viewBuilder{view: &w, change: &change{tunnels: map[string]tunnelChange{}}, copied: map[any]bool{}}
 	w.complete, w.revision = true, revision
@@ -95,7 +96,7 @@ func (b *book) next(v *view, revision uint64, puts []*hubv1.Resource, deletes []
 	for _, r := range puts {
 		k := r.Key()
 		if k == "" {
-			return nil, nil, fmt.Errorf("the hub sent a resource that this version does not know; update adit")
+			continue // a newer hub's, of a kind that this version does not serve with
 		}
 		if proto.Equal(b.items[k], r) {
 			continue
@@ -104,7 +105,7 @@ func (b *book) next(v *view, revision uint64, puts []*hubv1.Resource, deletes []
 		b.items[k] = r
 	}
 	w.table = v.table.Apply(n.entries, n.gone)
-	return &w, n.change, nil
+	return &w, n.change
 }
 
 // viewBuilder copies the maps of a view when it first writes to them.
