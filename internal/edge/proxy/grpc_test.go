@@ -42,7 +42,13 @@ func grpcOrigin(t *testing.T) string {
 			}
 			return in, nil
 		}}},
-		Streams: []grpc.StreamDesc{{StreamName: "Bidi", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+		Streams: []grpc.StreamDesc{{StreamName: "Late", ServerStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+			if err := s.RecvMsg(&wrapperspb.StringValue{}); err != nil {
+				return err
+			}
+			time.Sleep(200 * time.Millisecond) // nothing is sent, no header either
+			return s.SendMsg(wrapperspb.String("late"))
+		}}, {StreamName: "Bidi", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
 			s.SetTrailer(metadata.Pairs("x-trailer", "end"))
 			for {
 				in := &wrapperspb.StringValue{}
@@ -124,6 +130,18 @@ func TestGRPC(t *testing.T) {
 		}
 		if strings.Join(s.Trailer().Get("x-trailer"), "") != "end" {
 			t.Errorf("trailers %v", s.Trailer())
+		}
+	})
+	t.Run("H04 a gRPC stream may be silent from its first moment on", func(t *testing.T) {
+		r := newRig(t, func(c *Config) { c.ResponseHeader = 50 * time.Millisecond })
+		r.put("a.example.test", grpcOrigin(t))
+		s, err := r.grpc(t).NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/test.Echo/Late")
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := &wrapperspb.StringValue{}
+		if err := errors.Join(s.SendMsg(wrapperspb.String("x")), s.CloseSend(), s.RecvMsg(out)); err != nil || out.GetValue() != "late" {
+			t.Errorf("%v %q", err, out.GetValue())
 		}
 	})
 	t.Run("errors of the edge are gRPC statuses", func(t *testing.T) {

@@ -26,6 +26,9 @@ type protocol int
 const (
 	http1 protocol = iota
 	http2
+	// patient is HTTP/2 without a limit on the wait for an answer: a gRPC service may say nothing,
+	// not even a header, until it has something to say.
+	patient
 	protocols
 )
 
@@ -151,7 +154,10 @@ func (p *pool) newTransport(proto protocol) *http.Transport {
 		DisableCompression:     true, // what the visitor accepts is the visitor's business
 		Protocols:              new(http.Protocols),
 	}
-	if proto == http2 {
+	if proto == patient {
+		t.ResponseHeaderTimeout = 0
+	}
+	if proto != http1 {
 		t.Protocols.SetUnencryptedHTTP2(true)
 		t.MaxConnsPerHost = 1 // a slot is one connection; see slots
 	} else {

@@ -14,6 +14,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	"github.com/adit-dev/adit/internal/edge/dial"
+	"github.com/adit-dev/adit/internal/edge/pages"
 	"github.com/adit-dev/adit/internal/reason"
 )
 
@@ -91,9 +92,12 @@ func (p *pool) board(x *exchange, out *http.Request) (*ride, error) {
 			return nil, err
 		}
 	}
+	if rd.protocol == http2 && pages.IsGRPC(out.Header) {
+		rd.protocol = patient
+	}
 	rd.key = rd.name()
-	if rd.protocol == http2 && !rd.exclusive {
-		n, back := p.takeSlot(r.id+rd.key, x.visitorID())
+	if rd.protocol != http1 && !rd.exclusive {
+		n, back := p.takeSlot(fmt.Sprintf("%s %d %s", r.id, rd.protocol, rd.key), x.visitorID())
 		rd.slot = back
 		rd.key = fmt.Sprintf("%s-%d", rd.key, n)
 	}
@@ -174,7 +178,7 @@ func (rd *ride) end() {
 			rd.pool.forget(c)
 		}
 		// A connection of HTTP/1 that was not put back is closed by its transport, as busy.
-		if c := rd.conn.Load(); c != nil && c.protocol == http2 {
+		if c := rd.conn.Load(); c != nil && c.protocol != http1 {
 			rd.leave()
 		}
 		if rd.slot != nil {

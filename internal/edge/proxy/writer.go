@@ -23,7 +23,7 @@ type writer struct {
 	bytes  atomic.Int64
 	// empty: the answer has no body. It goes out as a whole then, because a header that says
 	// everything (a gRPC status) must be the end of its stream too.
-	empty bool
+	empty  bool
 	failed atomic.Bool // a write failed
 }
 
