@@ -5,9 +5,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
@@ -40,13 +43,26 @@ type Replica struct {
 }
 
 func newReplica(a *Acceptor, key replicaKey, o *wirev1.Opening) *Replica {
-	r := &Replica{acceptor: a, key: key, hostName: o.HostName, software: o.Software}
+	r := &Replica{acceptor: a, key: key, hostName: printable(o.HostName), software: printable(o.Software)}
 	r.pair = newPair(r, a.cfg.Log.With("replica", r.ID(), "host", r.hostName), a.timing, a.metrics)
 	r.lanes = newLanePool(r, a.cfg.MaxLanes, a.timing.laneShrink)
 	ctx, cancel := context.WithCancel(context.Background())
 	r.stop = cancel
 	r.pair.goFunc(func() { r.tend(ctx) })
 	return r
+}
+
+// printable bounds what a peer calls itself: it goes into logs and status.
+func printable(name string) string {
+	if len(name) > 255 {
+		name = name[:255]
+	}
+	return strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return -1
+		}
+		return r
+	}, name)
 }
 
 // ID is the replica id in hex.
