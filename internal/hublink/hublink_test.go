@@ -401,7 +401,25 @@ func dialRaw(t *testing.T, h *hub) *tls.Conn {
 
 func TestBeforeAuthentication(t *testing.T) {
 	t.Parallel()
+	t.Run("a silent person's tool is cut off after 5 s", func(t *testing.T) {
+		t.Parallel()
+		h := newHub(t, nil)
+		c, err := tls.Dial("tcp", h.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{opening.ALPNHub}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		start := time.Now()
+		_ = c.SetReadDeadline(start.Add(10 * time.Second))
+		for err == nil {
+			_, err = c.Read(make([]byte, 1024))
+		}
+		if time.Since(start) > 9*time.Second {
+			t.Errorf("read: %v after %v", err, time.Since(start))
+		}
+	})
 	t.Run("a silent caller is cut off after 5 s", func(t *testing.T) {
+		t.Parallel()
 		h := newHub(t, nil)
 		c, start := dialRaw(t, h), time.Now()
 		_ = c.SetReadDeadline(start.Add(10 * time.Second))

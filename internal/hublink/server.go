@@ -90,7 +90,7 @@ func NewServer(cfg ServerConfig) *Server {
 	}
 	s.http = &http.Server{
 		Handler: cfg.Handler, Protocols: priorKnowledge(), HTTP2: http2Config(),
-		ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ReadHeaderTimeout: opening.Timeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			if c, ok := c.(*conn); ok && c.caller != nil {

@@ -33,11 +33,38 @@ func newGuard(h *hub.Hub) *guard {
 	return g
 }
 
+type admittedKey struct{}
+
+// before admits callers by what the request's header says, so that nothing of a stranger's body
+// is read. What it has not admitted no procedure serves.
+func (g *guard) before(next http.Handler) http.Handler {
+	refuse := connect.NewErrorWriter()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, ok := access[r.URL.Path]; !ok {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if err := g.admit(r.Context(), r.URL.Path, r.Header, r.RemoteAddr); err != nil {
+			_ = refuse.Write(w, r, g.done(r.URL.Path, err))
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), admittedKey{}, r.URL.Path)))
+	})
+}
+
+// admitted is the second look, behind the routing.
+func admitted(ctx context.Context, procedure string) error {
+	if ctx.Value(admittedKey{}) != procedure {
+		return reason.New(reason.AccessDenied, reason.HopHub, "%s is not open to anybody", procedure)
+	}
+	return nil
+}
+
 // WrapUnary implements connect.Interceptor.
 func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		var resp connect.AnyResponse
-		err := g.admit(ctx, req.Spec().Procedure, req.Header(), req.Peer().Addr)
+		err := admitted(ctx, req.Spec().Procedure)
 		if err == nil {
 			resp, err = next(ctx, req)
 		}
@@ -56,7 +83,7 @@ func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.St
 // WrapStreamingHandler implements connect.Interceptor.
 func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		err := g.admit(ctx, conn.Spec().Procedure, conn.RequestHeader(), conn.Peer().Addr)
+		err := admitted(ctx, conn.Spec().Procedure)
 		if err == nil {
 			err = next(ctx, conn)
 		}
@@ -66,10 +93,7 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 
 // admit tells whether the caller may call procedure.
 func (g *guard) admit(ctx context.Context, procedure string, header http.Header, peer string) error {
-	need, ok := access[procedure]
-	if !ok {
-		return reason.New(reason.AccessDenied, reason.HopHub, "%s is not open to anybody", procedure)
-	}
+	need := access[procedure]
 	caller, machine := hublink.CallerFrom(ctx)
 	if len(need.machines) > 0 {
 		switch {

@@ -317,6 +317,37 @@ func TestWhoMayCallWhat(t *testing.T) {
 	})
 }
 
+func TestStrangersBodyIsNotRead(t *testing.T) {
+	s := start(t)
+	c, base := s.local()
+	pr, pw := io.Pipe()
+	defer pw.Close()
+	go func() {
+		chunk := make([]byte, 64<<10)
+		for {
+			if _, err := pw.Write(chunk); err != nil {
+				return
+			}
+		}
+	}()
+	req, err := http.NewRequestWithContext(t.Context(), "POST", base+hubv1connect.InviteServiceCreateInviteProcedure, pr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/proto")
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusUnauthorized || resp.Header.Get("Adit-Error") != "unauthenticated" {
+		t.Errorf("%s %v", resp.Status, resp.Header)
+	}
+	if metric(t, s.reg, hubv1connect.InviteServiceCreateInviteProcedure, "unauthenticated") != 1 {
+		t.Error("not counted")
+	}
+}
+
 func TestProblems(t *testing.T) {
 	s := start(t)
 	inv := s.invites()

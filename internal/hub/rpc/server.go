@@ -19,29 +19,30 @@ const maxRequest = 8 << 20
 
 // Server is the API of one hub.
 type Server struct {
-	api  *http.ServeMux
+	api  http.Handler
 	link *hublink.Server
 }
 
 // New returns the API of h. Revocations at h close the connections of their token.
 func New(h *hub.Hub) *Server {
 	cfg := h.Config()
-	s := &Server{api: http.NewServeMux()}
+	mux, g := http.NewServeMux(), newGuard(h)
+	s := &Server{api: g.before(mux)}
 	opts := []connect.HandlerOption{
-		connect.WithInterceptors(newGuard(h)),
+		connect.WithInterceptors(g),
 		connect.WithReadMaxBytes(maxRequest),
 		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
 			cfg.Log.Error("panic in the hub API", "procedure", spec.Procedure, "panic", fmt.Sprint(p))
 			return connect.NewError(connect.CodeInternal, errInternal)
 		}),
 	}
-	s.api.Handle(hubv1connect.NewMachineServiceHandler(machines{h}, opts...))
-	s.api.Handle(hubv1connect.NewInviteServiceHandler(people{h}, opts...))
-	s.api.Handle(hubv1connect.NewTunnelServiceHandler(people{h}, opts...))
-	s.api.Handle(hubv1connect.NewAgentServiceHandler(people{h}, opts...))
-	s.api.Handle(hubv1connect.NewPortServiceHandler(people{h}, opts...))
-	s.api.Handle(hubv1connect.NewEdgeServiceHandler(people{h}, opts...))
-	s.api.Handle(hubv1connect.NewServerServiceHandler(people{h}, opts...))
+	mux.Handle(hubv1connect.NewMachineServiceHandler(machines{h}, opts...))
+	mux.Handle(hubv1connect.NewInviteServiceHandler(people{h}, opts...))
+	mux.Handle(hubv1connect.NewTunnelServiceHandler(people{h}, opts...))
+	mux.Handle(hubv1connect.NewAgentServiceHandler(people{h}, opts...))
+	mux.Handle(hubv1connect.NewPortServiceHandler(people{h}, opts...))
+	mux.Handle(hubv1connect.NewEdgeServiceHandler(people{h}, opts...))
+	mux.Handle(hubv1connect.NewServerServiceHandler(people{h}, opts...))
 	s.link = hublink.NewServer(hublink.ServerConfig{
 		Key: h.Key(), Credential: h.Credential, Known: h.Known, Admit: h.Admit, Handler: s.api, Now: cfg.Now, Log: cfg.Log,
 	})
