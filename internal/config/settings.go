@@ -29,8 +29,8 @@ type Server struct {
 	ACMEEmail                string         `koanf:"acme-email"`
 	ACMEDirectory            string         `koanf:"acme-directory"`
 	ACMECAFile               string         `koanf:"acme-ca-file"`
-	ACMEEABKeyID             string         `koanf:"acme-eab-kid"`
 	ACMEEABKey               string         `koanf:"acme-eab-key"`
+	ACMEEABKeyID             string         `koanf:"acme-eab-kid"`
 	CertDir                  string         `koanf:"cert-dir"`
 	TCPPorts                 []PortRange    `koanf:"tcp-ports"`
 	UDPPorts                 []PortRange    `koanf:"udp-ports"`
@@ -72,23 +72,24 @@ type Agent struct {
 	Token     string `koanf:"token"`
 	TokenFile string `koanf:"-"`
 	// ConfigFile holds the lists that Services does not; the agent reads it again when it changes.
-	ConfigFile      string        `koanf:"-"`
-	Lists           ServiceLists  `koanf:"-"`
-	ServerURL       string        `koanf:"server-url"`
-	HealthAddr      string        `koanf:"health-addr"`
-	PProf           bool          `koanf:"pprof"`
-	StateDir        string        `koanf:"state-dir"`
-	AllowTarget     []string      `koanf:"allow-target"`
-	DenyTarget      []string      `koanf:"deny-target"`
-	OriginCAFile    string        `koanf:"origin-ca-file"`
-	Carriers        []string      `koanf:"carriers"`
-	GracePeriod     time.Duration `koanf:"grace-period"`
-	OriginKeepAlive time.Duration `koanf:"origin-keep-alive"`
-	MaxLanes        int           `koanf:"max-lanes"`
-	FailFast        bool          `koanf:"fail-fast"`
-	DisableUDPGSO   bool          `koanf:"disable-udp-gso"`
-	LogLevel        string        `koanf:"log-level"`
-	LogFormat       string        `koanf:"log-format"`
+	ConfigFile        string        `koanf:"-"`
+	Lists             ServiceLists  `koanf:"-"`
+	ServerURL         string        `koanf:"server-url"`
+	HealthAddr        string        `koanf:"health-addr"`
+	PProf             bool          `koanf:"pprof"`
+	StateDir          string        `koanf:"state-dir"`
+	AllowTarget       []string      `koanf:"allow-target"`
+	DenyTarget        []string      `koanf:"deny-target"`
+	OriginCAFile      string        `koanf:"origin-ca-file"`
+	Carriers          []string      `koanf:"carriers"`
+	GracePeriod       time.Duration `koanf:"grace-period"`
+	OriginDialTimeout time.Duration `koanf:"origin-dial-timeout"`
+	OriginKeepAlive   time.Duration `koanf:"origin-keep-alive"`
+	MaxLanes          int           `koanf:"max-lanes"`
+	FailFast          bool          `koanf:"fail-fast"`
+	DisableUDPGSO     bool          `koanf:"disable-udp-gso"`
+	LogLevel          string        `koanf:"log-level"`
+	LogFormat         string        `koanf:"log-format"`
 	// HealthDefault is true when nobody chose the health address: a busy one may be replaced.
 	HealthDefault bool `koanf:"-"`
 }
@@ -199,6 +200,9 @@ func (v *Values) Server() (*Server, error) {
 	}
 	if s.TLS == "acme" && !s.Edge() && s.Hub() {
 		add("tls", "acme needs the edge role in the same process; use --roles hub,edge, or --tls files or internal")
+	}
+	if (s.ACMEEABKeyID == "") != (s.ACMEEABKey == "") {
+		add("acme-eab-kid", "and acme-eab-key belong together; give both or neither")
 	}
 	if s.DataDir == "" {
 		add("data-dir", "is empty; name a folder")

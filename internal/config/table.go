@@ -120,7 +120,6 @@ var table = []Setting{
 	{Name: "header-max-bytes", For: ForServer, Kind: Size, Default: "64KiB", Help: "largest request header"},
 	{Name: "idle-timeout", For: ForServer, Kind: Duration, Default: "120s", Help: "idle time of a kept-alive visitor connection"},
 	{Name: "body-idle-timeout", For: ForServer, Kind: Duration, Default: "60s", Help: "time without progress in a request body"},
-	{Name: "origin-dial-timeout", For: ForServer, Kind: Duration, Default: "5s", Help: "time to connect to an origin"},
 	{Name: "response-header-timeout", For: ForServer, Kind: Duration, Default: "60s", Help: "time to a response header after the request was sent"},
 	{Name: "half-closed-timeout", For: ForServer, Kind: Duration, Default: "5m", Help: "idle time of a connection that one side has closed"},
 
@@ -136,6 +135,7 @@ var table = []Setting{
 	{Name: "origin-ca-file", For: ForAgent, Kind: Text, Help: "PEM file with roots trusted for https and tls origins, beside the system's"},
 	{Name: "carriers", For: ForAgent, Kind: Words, Default: defaultCarriers, Choices: []string{"quic", "tls", "ws"}, Help: "order and choice of carriers"},
 	{Name: "grace-period", For: ForAgent, Kind: Duration, Default: "25s", Help: "time that running streams get when the agent stops"},
+	{Name: "origin-dial-timeout", For: ForServer | ForAgent, Kind: Duration, Default: "5s", Help: "time to connect to an origin; the shorter one of edge and agent counts"},
 	{Name: "origin-keep-alive", For: ForAgent, Kind: Duration, Default: "30s", Help: "TCP keep-alive towards origins"},
 	{Name: "max-lanes", For: ForAgent, Kind: Count, Default: "0", Help: "most lanes to one edge; 0 = as the edge asks"},
 	{Name: "fail-fast", For: ForAgent, Kind: Bool, Default: "false", Help: "exit 1 if any service is refused"},

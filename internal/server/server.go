@@ -51,6 +51,7 @@ type Server struct {
 	reg   *prometheus.Registry
 	state State
 
+	lock  *os.File
 	front *front.Front
 	admin *admin
 	// Hub role; nil without.
@@ -80,6 +81,9 @@ func Start(ctx context.Context, cfg Config) (s *Server, err error) {
 	}()
 	if err := os.MkdirAll(s.cfg.DataDir, 0o700); err != nil {
 		return s, fmt.Errorf("data-dir: %w; create it for this user, or choose another with --data-dir", err)
+	}
+	if s.lock, err = lockDataDir(s.cfg.DataDir); err != nil {
+		return s, err
 	}
 	if err := s.listen(); err != nil {
 		return s, err
@@ -402,7 +406,8 @@ func (s *Server) Stop(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.DrainTimeout)
 	defer cancel()
 	s.drain(ctx)
-	return errors.Join(s.undo(), removeState(s.cfg.DataDir))
+	// While the lock is held: a successor writes its own.
+	return errors.Join(removeState(s.cfg.DataDir), s.undo())
 }
 
 func (s *Server) drain(ctx context.Context) {
@@ -456,6 +461,9 @@ func (s *Server) undo() error {
 	}
 	if s.hub != nil {
 		add(s.hub.Close())
+	}
+	if s.lock != nil {
+		add(s.lock.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -226,6 +227,19 @@ func TestBadDataDir(t *testing.T) {
 	}
 	if _, err := tryStart(t, settings(t, dir)); err == nil || !strings.Contains(err.Error(), "edge.key") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestDataDirInUse: a second server on the same folder is told who has it, and harms nothing.
+func TestDataDirInUse(t *testing.T) {
+	dir := t.TempDir()
+	first := start(t, settings(t, dir))
+	defer stop(t, first)
+	if _, err := tryStart(t, settings(t, dir)); err == nil || !strings.Contains(err.Error(), "another server (process "+strconv.Itoa(os.Getpid())+")") {
+		t.Errorf("%v", err)
+	}
+	if st, err := server.ReadState(dir); err != nil || st.HTTPS != first.State().HTTPS {
+		t.Errorf("server.json now says %+v, %v", st, err)
 	}
 }
 
