@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/adit-dev/adit/internal/front"
+	"github.com/adit-dev/adit/internal/hublink"
 	"github.com/adit-dev/adit/internal/telemetry"
 )
 
@@ -27,6 +29,9 @@ const page = `<!doctype html>
 func hubHandler(api http.Handler, domain string) http.Handler {
 	body := fmt.Sprintf(page, html.EscapeString(domain), html.EscapeString(telemetry.Version()))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == hublink.Path {
+			front.HandOver(r.Context()) // a machine's link is no visitor's connection
+		}
 		if r.URL.Path != "/" || r.Method != http.MethodGet && r.Method != http.MethodHead {
 			api.ServeHTTP(w, r)
 			return
