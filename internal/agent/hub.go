@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
@@ -77,11 +78,19 @@ func (m *member) hubAway(err error) {
 }
 
 func hubProblem(err error) string {
-	switch e := (*reason.Error)(nil); {
-	case err == nil:
+	if err == nil {
 		return "the hub ended the connection"
-	case errors.As(err, &e):
+	}
+	var e *reason.Error
+	if errors.As(err, &e) {
 		return e.Error()
+	}
+	// An error of the API names its reason beside its text.
+	var ce *connect.Error
+	if errors.As(err, &ce) {
+		if code := ce.Meta().Get("Adit-Error"); code != "" {
+			return reason.New(reason.Code(code), reason.HopHub, "%s", ce.Message()).Error()
+		}
 	}
 	return err.Error()
 }
