@@ -89,9 +89,9 @@ func (c *conn) Close() error {
 		case c.busy.Load() == 0 && err == nil:
 			_ = c.CloseWrite() // Close follows whatever it says
 			go c.part()
-		case c.wroteEnd.Load() && err == io.EOF:
+		case c.wroteEnd.Load() && errors.Is(err, io.EOF):
 			c.closeError = c.Conn.Close()
-		case c.busy.Load() == 0 && err == io.EOF:
+		case c.busy.Load() == 0 && errors.Is(err, io.EOF):
 			_ = c.CloseWrite() // as above
 			c.closeError = c.Conn.Close()
 		default:

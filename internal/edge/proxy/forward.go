@@ -140,7 +140,13 @@ func httpAgain(upgrade string) bool {
 type roundTripper struct{ x *exchange }
 
 func (rt roundTripper) RoundTrip(out *http.Request) (*http.Response, error) {
-	return rt.x.p.pool.roundTrip(rt.x, out)
+	res, err := rt.x.p.pool.roundTrip(rt.x, out)
+	if err == nil && res.StatusCode == http.StatusSwitchingProtocols {
+		if rwc, ok := res.Body.(io.ReadWriteCloser); ok {
+			res.Body = &switched{ReadWriteCloser: rwc, w: rt.x.w}
+		}
+	}
+	return res, err
 }
 
 // explain is why a request got no answer from the origin.

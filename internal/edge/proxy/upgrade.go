@@ -206,10 +206,40 @@ func (u *upgraded) Close() error {
 	var err error
 	u.once.Do(func() {
 		u.set.remove(u)
+		// A writer that is stuck holds mu; nothing can be told then.
+		if u.w.lost.Load() && u.frames != nil && u.mu.TryLock() {
+			if u.frames.between() && !u.told {
+				u.farewell()
+			}
+			u.mu.Unlock()
+		}
 		err = u.Conn.Close()
 		close(u.closed)
 	})
 	return err
+}
+
+// switched is the origin's side of a connection that left HTTP. It notes when the way to the
+// origin was lost, as at the end of an agent's grace period, rather than ended by the origin.
+type switched struct {
+	io.ReadWriteCloser
+	w *writer
+}
+
+func (s *switched) Read(b []byte) (int, error) {
+	n, err := s.ReadWriteCloser.Read(b)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+		s.w.lost.Store(true)
+	}
+	return n, err
+}
+
+// CloseWrite ends what goes to the origin.
+func (s *switched) CloseWrite() error {
+	if cw, ok := s.ReadWriteCloser.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return errEnded
 }
 
 // bridge turns an extended CONNECT into an upgrade of HTTP/1.1 and back.

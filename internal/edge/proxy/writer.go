@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"errors"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -25,6 +26,7 @@ type writer struct {
 	// everything (a gRPC status) must be the end of its stream too.
 	empty  bool
 	failed atomic.Bool // a write failed
+	lost   atomic.Bool // the way to the origin of an upgraded connection broke
 }
 
 func newWriter(x *exchange, w http.ResponseWriter) *writer {
@@ -56,7 +58,7 @@ func (w *writer) Write(b []byte) (int, error) {
 	n, err := w.ResponseWriter.Write(b)
 	w.stall.end()
 	w.bytes.Add(int64(n))
-	if err != nil && err != http.ErrBodyNotAllowed {
+	if err != nil && !errors.Is(err, http.ErrBodyNotAllowed) {
 		w.failed.Store(true)
 	}
 	return n, err
