@@ -307,6 +307,10 @@ func (h *Hub) state(s *hubv1.TunnelStatus, declared bool) {
 		s.State, s.Reason, s.Detail = "problem", r.GetReason(), r.GetDetail()
 		return
 	}
+	if p := h.certificateProblem(s.GetTunnel()); p != "" {
+		s.State, s.Reason, s.Detail = "problem", string(reason.Pending), "there is no certificate yet: "+p
+		return
+	}
 	switch {
 	case s.Replicas > 0:
 		s.State = "online"
@@ -315,6 +319,19 @@ func (h *Hub) state(s *hubv1.TunnelStatus, declared bool) {
 	default:
 		s.State, s.Reason, s.Detail = "offline", string(reason.NoAgent), "no live replica declares it"
 	}
+}
+
+// certificateProblem is why visitors of a tunnel whose TLS ends at the edge get no certificate.
+func (h *Hub) certificateProblem(t *hubv1.Tunnel) string {
+	if t.GetKind() != wirev1.Kind_KIND_HTTP {
+		return ""
+	}
+	// No certificate reaches deeper than one label.
+	c := h.feed.get("certificate/" + strings.Replace(t.GetHostname(), "**.", "*.", 1)).GetCertificate()
+	if len(c.GetChainPem()) > 0 {
+		return ""
+	}
+	return c.GetProblem()
 }
 
 // agentProblem is what a replica says is wrong with a tunnel, if all that report on it do.
