@@ -141,7 +141,7 @@ func settle(c *dial.Conn) error {
 	if err := c.CloseWrite(); err != nil {
 		return err
 	}
-	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		return err
 	}
 	return nil

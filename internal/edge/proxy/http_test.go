@@ -625,7 +625,12 @@ func TestSequence(t *testing.T) {
 		eventually(t, "an empty pool", func() bool {
 			r.pool.mu.Lock()
 			defer r.pool.mu.Unlock()
-			return len(r.pool.replicas) == 0 && len(r.pool.slots) == 0
+			for _, rep := range r.pool.replicas {
+				if rep.requests+len(rep.conns) > 0 {
+					return false
+				}
+			}
+			return len(r.pool.slots) == 0
 		})
 		eventually(t, "no stream", func() bool { return r.agent.Active() == 0 })
 	})

@@ -45,18 +45,20 @@ type pool struct {
 	alpn     map[alpnKey]*alpn
 	slots    map[string]slots
 	pins     map[pin]struct{}
+	swept    time.Time
 	// watched are the visitor connections whose end closes origin connections.
 	watched map[uint64]struct{}
 }
 
 type shunKey struct{ replica, tunnel string }
 
-// replica is what the pool holds of one replica. It goes when nothing uses it any more.
+// replica is what the pool holds of one replica. It goes when nothing has used it for a while.
 type replica struct {
 	id         string
 	transports [protocols]*http.Transport
 	conns      map[*conn]struct{}
 	requests   int
+	unused     time.Time // since when there is neither
 	// leaving: it drains or left, so what falls idle is given up.
 	leaving bool
 }
@@ -89,6 +91,7 @@ func (p *pool) choose(tunnelID string) *replica {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.sweep()
 	r := p.replica(order[0].ID())
 	r.requests++
 	r.leaving = false
@@ -105,10 +108,25 @@ func (p *pool) replica(id string) *replica {
 	return r
 }
 
-// tidy forgets a replica that nothing uses. The caller holds mu.
+// tidy notes when nothing uses a replica any more. The caller holds mu.
 func (p *pool) tidy(r *replica) {
-	if r.requests == 0 && len(r.conns) == 0 && p.replicas[r.id] == r {
-		delete(p.replicas, r.id)
+	if r.requests == 0 && len(r.conns) == 0 {
+		r.unused = time.Now()
+	}
+}
+
+// sweep forgets replicas that nothing has used for a while: not at once, because a transport may
+// still dial for a request that has got its connection elsewhere. The caller holds mu.
+func (p *pool) sweep() {
+	now := time.Now()
+	if now.Sub(p.swept) < time.Minute {
+		return
+	}
+	p.swept = now
+	for id, r := range p.replicas {
+		if r.requests == 0 && len(r.conns) == 0 && now.Sub(r.unused) > time.Minute {
+			delete(p.replicas, id)
+		}
 	}
 }
 
@@ -119,14 +137,17 @@ func (p *pool) release(r *replica) {
 	p.tidy(r)
 	p.mu.Unlock()
 	if leaving {
-		r.closeIdle()
+		p.giveUp(r)
 	}
 }
 
-// closeIdle lets the transports give their idle connections up. Only they know for certain that
+// giveUp lets a replica's transports give their idle connections up. Only they know for certain that
 // no request is about to take one.
-func (r *replica) closeIdle() {
-	for _, t := range r.transports {
+func (p *pool) giveUp(r *replica) {
+	p.mu.Lock()
+	transports := r.transports
+	p.mu.Unlock()
+	for _, t := range transports {
 		if t != nil {
 			t.CloseIdleConnections()
 		}
@@ -271,7 +292,7 @@ func (p *pool) closeReplica(id string) {
 	}
 	p.mu.Unlock()
 	if r != nil {
-		r.closeIdle()
+		p.giveUp(r)
 	}
 }
 
@@ -284,6 +305,6 @@ func (p *pool) close() {
 	}
 	p.mu.Unlock()
 	for _, r := range all {
-		r.closeIdle()
+		p.giveUp(r)
 	}
 }

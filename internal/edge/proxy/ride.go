@@ -184,6 +184,11 @@ func (rd *ride) end() {
 		if rd.slot != nil {
 			rd.slot()
 		}
+		if c := rd.conn.Load(); c != nil && c.Replica() != rd.boarded.id {
+			// It is in the books of a replica that did not take it, so nobody would give it up
+			// when its own replica drains.
+			rd.pool.giveUp(rd.boarded)
+		}
 		rd.pool.release(rd.boarded)
 	})
 }

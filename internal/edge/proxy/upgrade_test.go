@@ -322,10 +322,11 @@ func (r *rig) extended(t *testing.T, version, protocol string) (*http.Response, 
 	req.Header.Set("Sec-Websocket-Protocol", "echo")
 	var tr http.RoundTripper
 	if version == "h2" { // net/http's own client refuses the header
+		//nolint:staticcheck // what is advised instead cannot send the header
 		h2 := &xhttp2.Transport{DialTLSContext: func(context.Context, string, string, *tls.Config) (net.Conn, error) {
 			return r.dialTLS(t, "h2"), nil
 		}}
-		t.Cleanup(h2.CloseIdleConnections)
+		t.Cleanup(h2.CloseIdleConnections) //nolint:staticcheck // as above
 		tr = h2
 	} else {
 		tr = r.client(version).Transport
@@ -444,15 +445,14 @@ func TestUpgradedLives(t *testing.T) {
 		o := echoWS(t)
 		r.put("a.example.test", o)
 		freed := make(chan struct{})
-		type table struct{ filler [1 << 20]byte }
-		big := &table{}
-		runtime.SetFinalizer(big, func(*table) { close(freed) })
+		type table [1 << 20]byte
+		current := &table{}
+		runtime.SetFinalizer(current, func(*table) { close(freed) })
 		lookup := r.cfg.Lookup
-		current := big
 		r.cfg.Lookup = func(a netip.AddrPort, h string) *route.Rules { _ = current; return lookup(a, h) }
 		c := r.ws(t, "wss://a.example.test/")
 		echoes(t, c, "x")
-		current, big = nil, nil // the configuration changes
+		current = nil // the configuration changes
 		r.cfg.Lookup = lookup
 		eventually(t, "the old table's end", func() bool {
 			runtime.GC()
