@@ -306,7 +306,7 @@ func (c *Connector) Active() int64 { return c.pair.active.Load() + c.pair.flows.
 func (c *Connector) Sessions() []SessionInfo { return c.pair.infos(c.lanes.count()) }
 
 // LastError is why the last dial failed (a *reason.Error where the peer said), nil after success.
-func (c *Connector) LastError() (error, time.Time) {
+func (c *Connector) LastError() (error, time.Time) { //nolint:revive,staticcheck // the error is the value, not the outcome
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lastErr, c.lastAt
@@ -336,7 +336,7 @@ func (c *Connector) control(s *session, m *wirev1.Control) {
 
 // incoming implements owner.
 func (c *Connector) incoming(s *session, st rawStream) {
-	c.pair.goFunc(func() { serveIncoming(c.pair, s.ctx, st, c.cfg.Handler) })
+	c.pair.goFunc(func() { serveIncoming(s.ctx, c.pair, st, c.cfg.Handler) })
 }
 
 func (c *Connector) handler() Handler { return c.cfg.Handler }

@@ -78,7 +78,7 @@ func (in *incoming) close() {
 }
 
 // serveIncoming reads the header of st and has h serve it; it returns when h did.
-func serveIncoming(p *pair, parent context.Context, st rawStream, h Handler) {
+func serveIncoming(parent context.Context, p *pair, st rawStream, h Handler) {
 	_ = st.SetReadDeadline(time.Now().Add(p.timing.dial))
 	header, err := wire.ReadHeader(st)
 	if err != nil {
@@ -87,10 +87,10 @@ func serveIncoming(p *pair, parent context.Context, st rawStream, h Handler) {
 		return
 	}
 	_ = st.SetReadDeadline(time.Time{})
-	serveHeader(p, parent, st, header, h)
+	serveHeader(parent, p, st, header, h)
 }
 
-func serveHeader(p *pair, parent context.Context, st rawStream, header *wirev1.StreamHeader, h Handler) {
+func serveHeader(parent context.Context, p *pair, st rawStream, header *wirev1.StreamHeader, h Handler) {
 	in := &incoming{st: st, header: header}
 	if header.Kind == wirev1.Kind_KIND_UDP {
 		if s, err := in.Accept(""); err == nil {

@@ -296,7 +296,7 @@ func (d *laneDialler) serve(l *lane) (served int, err error) {
 			return served, ErrLost
 		}
 		d.busy(l, true)
-		p.goFunc(func() { serveHeader(p, context.Background(), st, h, d.c.cfg.Handler) })
+		p.goFunc(func() { serveHeader(context.Background(), p, st, h, d.c.cfg.Handler) })
 		clean := <-free
 		d.busy(l, false)
 		if !clean {

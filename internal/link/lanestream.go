@@ -352,9 +352,9 @@ func (s *laneStream) SetReadDeadline(t time.Time) error {
 
 func (s *laneStream) SetWriteDeadline(t time.Time) error {
 	return s.deadline(func(c net.Conn) error {
-		if s.writeErr != nil {
-			return nil
+		if s.writeErr == nil {
+			return c.SetWriteDeadline(t)
 		}
-		return c.SetWriteDeadline(t)
+		return nil // the one that ended the writes stays
 	})
 }

@@ -108,7 +108,7 @@ func (p *path) copy(dst, src net.Conn) {
 				return
 			}
 		}
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			_ = dst.(*net.TCPConn).CloseWrite()
 			return
 		}

@@ -175,7 +175,7 @@ func TestLaneReuse(t *testing.T) {
 		if err := sb.CloseWrite(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := sa.Read(make([]byte, 1)); err != io.EOF {
+		if _, err := sa.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			t.Fatalf("end: %v", err)
 		}
 		if !<-freeA || !<-freeB {
@@ -188,7 +188,7 @@ func TestLaneReuse(t *testing.T) {
 		if _, err := sa.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
 			t.Fatalf("write after the end: %v", err)
 		}
-		if _, err := sb.Read(make([]byte, 1)); err != io.EOF {
+		if _, err := sb.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 			t.Fatalf("read after the end: %v", err)
 		}
 	}

@@ -1,15 +1,11 @@
 package linktest
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,7 +18,7 @@ import (
 
 func testOpen(t *testing.T, s *suite) {
 	headers := make(chan *wirev1.StreamHeader, 1)
-	h := s.serve(func(_ context.Context, in link.Incoming) {
+	h := s.serve(func(ctx context.Context, in link.Incoming) {
 		headers <- in.Header()
 		st, err := in.Accept("h2")
 		if err != nil {
@@ -30,7 +26,7 @@ func testOpen(t *testing.T, s *suite) {
 		}
 		defer st.Close()
 		_, _ = io.WriteString(st, "220 first")
-		echo(nil, st)
+		echo(ctx, st)
 	})
 	h.Alpn, h.Origin, h.VisitorAddress, h.EdgeAddress = []string{"h2", "http/1.1"}, 3, "192.0.2.7:4711", "198.51.100.1:443"
 	h.ServerName, h.TraceContext = "a.example.com", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -146,7 +142,7 @@ func testCloseWithData(t *testing.T, s *suite) {
 			for {
 				m, err := st.Read(buf)
 				n += int64(m)
-				if err == io.EOF && n == size {
+				if errors.Is(err, io.EOF) && n == size {
 					got <- nil
 					return
 				}
@@ -286,198 +282,6 @@ func testAbortStuck(t *testing.T, s *suite) {
 	}
 }
 
-func testSmallWrites(t *testing.T, s *suite) {
-	n := 20_000
-	if Race {
-		n = 3_000
-	}
-	st := s.open(t, s.accept(echo), "")
-	defer st.Close()
-	want := make([]byte, n)
-	for i := range want {
-		want[i] = byte(i * 7)
-	}
-	go func() {
-		for i := range want {
-			if _, err := st.Write(want[i : i+1]); err != nil {
-				return
-			}
-		}
-		_ = st.CloseWrite()
-	}()
-	if got, err := io.ReadAll(st); err != nil || !bytes.Equal(got, want) {
-		t.Fatalf("%d of %d bytes, %v", len(got), n, err)
-	}
-}
-
-// stream of random bytes and its checksum.
-func random(n int64, r *rand.ChaCha8, w io.Writer) ([32]byte, error) {
-	h := sha256.New()
-	_, err := io.CopyN(io.MultiWriter(w, h), r, n)
-	return [32]byte(h.Sum(nil)), err
-}
-
-// testBulk sends 100 MB both ways at once over one stream and compares checksums.
-func testBulk(t *testing.T, s *suite) {
-	size := int64(100_000_000)
-	if Race {
-		size = 5_000_000
-	}
-	type sums struct{ sent, got [32]byte }
-	both := func(st link.Stream, seed byte) (sums, error) {
-		var out sums
-		var werr error
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			if out.sent, werr = random(size, rand.NewChaCha8([32]byte{seed}), st); werr == nil {
-				werr = st.CloseWrite()
-			}
-		})
-		h := sha256.New()
-		n, err := io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{st}, make([]byte, 64<<10))
-		wg.Wait()
-		if err == nil && n != size {
-			err = fmt.Errorf("%d of %d bytes", n, size)
-		}
-		out.got = [32]byte(h.Sum(nil))
-		return out, errors.Join(err, werr)
-	}
-	agent, agentErr := make(chan sums, 1), make(chan error, 1)
-	st := s.open(t, s.accept(func(_ context.Context, st link.Stream) {
-		o, err := both(st, 1)
-		agent <- o
-		agentErr <- err
-	}), "")
-	defer st.Close()
-	edge, err := both(st, 2)
-	if err != nil {
-		t.Fatalf("edge: %v", err)
-	}
-	if err := within(t, 20*time.Second, agentErr, "agent"); err != nil {
-		t.Fatalf("agent: %v", err)
-	}
-	if a := <-agent; a.sent != edge.got || a.got != edge.sent {
-		t.Fatal("checksums differ")
-	}
-}
-
-// testConcurrent has many streams open at once, all alive.
-func testConcurrent(t *testing.T, s *suite) {
-	n := 2_000
-	if Race {
-		n = 500
-	}
-	h := s.accept(echo)
-	wait, stop := s.pair.limiter()
-	defer stop()
-	streams := make([]link.Outgoing, n)
-	var wg sync.WaitGroup
-	errs := make(chan error, n)
-	for i := range streams {
-		wait()
-		wg.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-			defer cancel()
-			st, err := s.pair.Open(ctx, &wirev1.StreamHeader{TunnelId: h.TunnelId, Kind: h.Kind, Class: h.Class}, fmt.Appendf(nil, "%08d", i))
-			if err != nil {
-				errs <- fmt.Errorf("stream %d: %w", i, err)
-				return
-			}
-			streams[i] = st
-			_ = st.SetDeadline(time.Now().Add(50 * time.Second))
-			var buf [8]byte
-			if _, err := io.ReadFull(st, buf[:]); err != nil || string(buf[:]) != fmt.Sprintf("%08d", i) {
-				errs <- fmt.Errorf("stream %d: %q, %w", i, buf, err)
-			}
-		})
-	}
-	wg.Wait()
-	for i, st := range streams {
-		if st == nil {
-			continue
-		}
-		wg.Go(func() {
-			defer st.Close()
-			if _, err := st.Write([]byte("again")); err != nil {
-				errs <- fmt.Errorf("stream %d: %w", i, err)
-				return
-			}
-			_ = st.CloseWrite()
-			if b, err := io.ReadAll(st); err != nil || string(b) != "again" {
-				errs <- fmt.Errorf("stream %d: %q, %w", i, b, err)
-			}
-		})
-	}
-	wg.Wait()
-	select {
-	case err := <-errs:
-		t.Fatalf("%d streams failed, first: %v", len(errs)+1, err)
-	default:
-	}
-}
-
-// testStalled has streams whose reader stopped, with full windows, beside live ones.
-func testStalled(t *testing.T, s *suite) {
-	n := 300
-	if Race || s.pair.Ramp > 0 {
-		n = 40
-	}
-	release := make(chan struct{})
-	source := s.accept(func(ctx context.Context, st link.Stream) {
-		go func() {
-			<-ctx.Done()
-			st.Abort()
-		}()
-		var err error
-		for err == nil {
-			_, err = st.Write(make([]byte, 64<<10))
-		}
-	})
-	sink := s.accept(func(ctx context.Context, st link.Stream) {
-		select {
-		case <-ctx.Done():
-		case <-release:
-		}
-	})
-	var stalled []link.Outgoing
-	var writers sync.WaitGroup
-	for i := range n {
-		h := source
-		if i%2 == 1 {
-			h = sink
-		}
-		st := s.open(t, h, "")
-		stalled = append(stalled, st)
-		if i%2 == 1 {
-			writers.Go(func() {
-				var err error
-				for err == nil {
-					_, err = st.Write(make([]byte, 64<<10))
-				}
-			})
-		}
-	}
-	live := s.accept(echo)
-	for i := range 50 {
-		st := s.open(t, live, "")
-		_ = st.SetDeadline(time.Now().Add(10 * time.Second))
-		want := bytes.Repeat([]byte{byte(i)}, 200<<10)
-		go func() {
-			_, _ = st.Write(want)
-			_ = st.CloseWrite()
-		}()
-		if got, err := io.ReadAll(st); err != nil || !bytes.Equal(got, want) {
-			t.Errorf("live stream %d beside stalled ones: %d bytes, %v", i, len(got), err)
-		}
-		_ = st.Close()
-	}
-	for _, st := range stalled {
-		st.Abort()
-	}
-	close(release)
-	writers.Wait()
-}
-
 func testCancel(t *testing.T, s *suite) {
 	t.Run("before open", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -490,10 +294,10 @@ func testCancel(t *testing.T, s *suite) {
 	})
 	t.Run("waiting for the answer", func(t *testing.T) {
 		answer := make(chan struct{})
-		h := s.serve(func(_ context.Context, in link.Incoming) {
+		h := s.serve(func(ctx context.Context, in link.Incoming) {
 			<-answer
 			if st, err := in.Accept("late"); err == nil {
-				echo(nil, st)
+				echo(ctx, st)
 				_ = st.Close()
 			}
 		})
@@ -532,10 +336,10 @@ func testCancel(t *testing.T, s *suite) {
 
 func testDeadlines(t *testing.T, s *suite) {
 	release := make(chan struct{})
-	h := s.serve(func(_ context.Context, in link.Incoming) {
+	h := s.serve(func(ctx context.Context, in link.Incoming) {
 		<-release
 		if st, err := in.Accept(""); err == nil {
-			echo(nil, st)
+			echo(ctx, st)
 			_ = st.Close()
 		}
 	})
