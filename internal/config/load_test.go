@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -352,4 +353,23 @@ func FuzzParsePorts(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestNetworksReachTheServer(t *testing.T) {
+	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	config.Bind(fs, config.ForServer)
+	if err := fs.Parse([]string{"--domain", "localhost", "--proxy-protocol-from", "127.0.0.1/8,2001:db8::1", "--trusted-proxies", "10.1.2.3/8"}); err != nil {
+		t.Fatal(err)
+	}
+	v, err := config.Load(config.Sources{Program: config.ForServer, Flags: fs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := v.Server()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(s.ProxyProtocolFrom, s.TrustedProxies); got != "[127.0.0.0/8 2001:db8::1/128] [10.0.0.0/8]" {
+		t.Errorf("got %s", got)
+	}
 }

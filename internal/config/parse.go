@@ -26,7 +26,7 @@ const (
 	Duration             // time.Duration, not negative
 	Address              // string, host:port to listen on
 	URL                  // string, https URL
-	Networks             // []netip.Prefix
+	Networks             // []string, each a netip.Prefix
 	Ports                // []PortRange
 	JSONList             // string, a JSON list
 )
@@ -208,8 +208,10 @@ func parseURL(v string) (any, error) {
 	return strings.TrimSuffix(v, "/"), nil
 }
 
+// parseNetworks gives text, which decoding turns into netip.Prefix: the layer between copies values
+// field by field and would lose what a prefix keeps to itself.
 func parseNetworks(v string) (any, error) {
-	var out []netip.Prefix
+	var out []string
 	for _, w := range words(v) {
 		p, err := netip.ParsePrefix(w)
 		if err != nil {
@@ -219,7 +221,7 @@ func parseNetworks(v string) (any, error) {
 			}
 			p = netip.PrefixFrom(a, a.BitLen())
 		}
-		out = append(out, p.Masked())
+		out = append(out, p.Masked().String())
 	}
 	return out, nil
 }
