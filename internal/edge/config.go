@@ -51,7 +51,8 @@ type Config struct {
 	// HalfClosedTimeout (5 min) ends a connection of which one direction has ended, when nothing
 	// moves in the other.
 	HalfClosedTimeout time.Duration
-	// BodyIdleTimeout (60 s), DialTimeout (5 s) and ResponseHeaderTimeout (60 s) bound HTTP.
+	// DialTimeout (5 s) bounds the wait for the agent to connect to an origin; BodyIdleTimeout
+	// (60 s) and ResponseHeaderTimeout (60 s) bound HTTP.
 	BodyIdleTimeout, DialTimeout, ResponseHeaderTimeout time.Duration
 	// SnapshotPath is the sealed copy of the feed on disk; empty = none (the hub is in this
 	// process). SecretKey (32 bytes) seals it.

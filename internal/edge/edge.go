@@ -81,7 +81,7 @@ func New(cfg Config) (*Edge, error) {
 		Key: cfg.Key, Admit: e.admit, Edges: e.edges, Serve: e.registry.serve,
 		Joined: e.registry.joined, Left: e.registry.left, Drains: e.registry.drains, Log: cfg.Log, Registry: cfg.Registry,
 	})
-	e.dialer = dial.New(e.registry)
+	e.dialer = dial.New(e.registry).Within(cfg.DialTimeout)
 	e.proxy = proxy.New(proxy.Config{
 		Lookup: func(at netip.AddrPort, host string) *route.Rules {
 			if t := e.view.Load().table.Host(at, host); t != nil {

@@ -306,6 +306,27 @@ func TestPorts(t *testing.T) {
 	})
 }
 
+func TestSilentOrigin(t *testing.T) {
+	t.Run("D03 an origin that never answers is given up within the limit", func(t *testing.T) {
+		tok := linktest.NewToken(t)
+		port := freePort(t)
+		hub := newHubFeed(credentialOf(tok), tunnelOf(onPort(newTunnel(tok, "a", wirev1.Kind_KIND_TCP, "tcp://o:1"), port)))
+		r := startEdge(t, hub, func(c *Config) { c.DialTimeout = time.Millisecond }).ready()
+		startAgent(r, tok, link.CarrierQUIC, map[string]string{"a": silent})
+		eventually(t, "a being served", r.serves("a"))
+		begin := time.Now()
+		if _, err := io.ReadAll(dialPort(t, port)); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%v, want a reset", err)
+		}
+		if took := time.Since(begin); took > 5*time.Second {
+			t.Errorf("took %v", took)
+		}
+		if n := testutil.ToFloat64(r.metrics.connections.WithLabelValues("tcp", "origin_timeout")); n != 1 {
+			t.Errorf("origin_timeout counted %v times", n)
+		}
+	})
+}
+
 func TestOneBadResourceAffectsNoOther(t *testing.T) {
 	t.Run("invariant 5: the good tunnel serves beside every kind of bad one", func(t *testing.T) {
 		tok, ca := linktest.NewToken(t), newAuthority(t)

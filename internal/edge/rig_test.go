@@ -391,10 +391,18 @@ func (a *agent) verdict(t *testing.T, id string) *wirev1.TunnelVerdict {
 	}
 }
 
-func (a *agent) ServeStream(_ context.Context, in link.Incoming) {
+// silent is an origin that never answers the connection.
+const silent = "silent"
+
+func (a *agent) ServeStream(ctx context.Context, in link.Incoming) {
 	a.mu.Lock()
 	addr := a.origins[in.Header().TunnelId]
 	a.mu.Unlock()
+	if addr == silent {
+		<-ctx.Done()
+		in.Refuse(reason.New(reason.OriginTimeout, reason.HopOrigin, "no answer"))
+		return
+	}
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
 		in.Refuse(reason.Wrap(err, reason.OriginRefused, reason.HopAgent, "dial").Safe())

@@ -20,9 +20,13 @@ import (
 // Keep is how much of what was sent is kept for a replay until the agent's answer.
 const Keep = 64 << 10
 
-// answerTimeout bounds the wait for one replica's answer. The agent's own origin dial ends
-// after 5 s, so only a replica that is gone takes longer.
-const answerTimeout = 15 * time.Second
+const (
+	// defaultWithin is how long the connection to an origin may take.
+	defaultWithin = 5 * time.Second
+	// onTheWay is what an answer may take beside that. The agent has a limit of its own, and where
+	// both are the same its refusal says more than our silence.
+	onTheWay = 2 * time.Second
+)
 
 // Replica is the part of *link.Replica that dialling needs.
 type Replica interface {
@@ -84,10 +88,21 @@ func (r *Request) replayable(err *reason.Error, sent int) bool {
 }
 
 // Dialer opens streams.
-type Dialer struct{ src Source }
+type Dialer struct {
+	src    Source
+	within time.Duration
+}
 
 // New returns a dialer over src.
-func New(src Source) *Dialer { return &Dialer{src: src} }
+func New(src Source) *Dialer { return &Dialer{src: src, within: defaultWithin} }
+
+// Within sets how long the connection to an origin may take; 0 keeps 5 s. It returns d.
+func (d *Dialer) Within(limit time.Duration) *Dialer {
+	if limit > 0 {
+		d.within = limit
+	}
+	return d
+}
 
 // Conn is a stream with what was agreed about it.
 type Conn struct {
@@ -179,7 +194,7 @@ func (d *Dialer) Dial(ctx context.Context, r Request) (*Conn, error) {
 		out, err := replica.Open(ctx, r.header(), r.Tunnel.GetCarrierPolicy(), r.First)
 		if err == nil {
 			var a *wirev1.StreamAnswer
-			if a, err = answer(ctx, out); err == nil {
+			if a, err = answer(ctx, out, d.within); err == nil {
 				return &Conn{Stream: out, ReplicaID: replica.ID(), ALPN: a.GetAlpn()}, nil
 			}
 			out.Abort()
@@ -195,13 +210,13 @@ func (d *Dialer) Dial(ctx context.Context, r Request) (*Conn, error) {
 	return nil, refusal
 }
 
-// answer waits for the agent's answer, at most answerTimeout.
-func answer(ctx context.Context, out link.Outgoing) (*wirev1.StreamAnswer, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, errSilent)
+// answer waits for the agent's answer, for as long as it may take.
+func answer(ctx context.Context, out link.Outgoing, within time.Duration) (*wirev1.StreamAnswer, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, within+onTheWay, errSilent)
 	defer cancel()
 	a, err := out.Answer(ctx)
 	if err != nil && errors.Is(context.Cause(ctx), errSilent) {
-		return nil, reason.Wrap(errSilent, reason.OriginTimeout, reason.HopAgent, "the agent did not answer within %v", answerTimeout)
+		return nil, reason.Wrap(errSilent, reason.OriginTimeout, reason.HopAgent, "the agent did not answer within %v", within+onTheWay)
 	}
 	if err != nil {
 		return nil, err

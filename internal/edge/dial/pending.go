@@ -18,7 +18,7 @@ func (d *Dialer) Start(ctx context.Context, r Request) (*Conn, error) {
 	if refusal != nil {
 		return nil, refusal
 	}
-	p := &pending{req: r, rest: rs, sent: append([]byte(nil), r.First...), done: make(chan struct{})}
+	p := &pending{req: r, within: d.within, rest: rs, sent: append([]byte(nil), r.First...), done: make(chan struct{})}
 	if refusal = p.openNext(ctx); refusal != nil {
 		return nil, refusal
 	}
@@ -34,6 +34,7 @@ func (d *Dialer) Start(ctx context.Context, r Request) (*Conn, error) {
 // go straight through.
 type pending struct {
 	req    Request
+	within time.Duration
 	cancel context.CancelFunc
 	// done is closed when the answer came or there will be none.
 	done chan struct{}
@@ -110,7 +111,7 @@ func (p *pending) await(ctx context.Context) {
 		p.mu.Lock()
 		cur := p.cur
 		p.mu.Unlock()
-		_, err := answer(ctx, cur)
+		_, err := answer(ctx, cur, p.within)
 		if err == nil {
 			p.settle(nil)
 			return
