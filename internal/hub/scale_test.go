@@ -24,6 +24,7 @@ func TestManyTunnels(t *testing.T) {
 				return p
 			}
 			row := c.row("a", 1)
+			row.OrphanedAt = 1 // nobody declares it, and that is known
 			c.tunnel.Tenant, c.tunnel.TokenIds = "a", []string{a.key().token}
 			row.Spec, _ = proto.Marshal(c.tunnel)
 			if err := tx.AddTunnel(row, "", 0, 0); err != nil {
