@@ -164,8 +164,11 @@ func (u *upgraded) write(b []byte) (int, error) {
 	return n, errEnded
 }
 
-// farewell sends the close frame. The caller holds mu.
+// farewell sends a close frame where one may go and none went. The caller holds mu.
 func (u *upgraded) farewell() {
+	if u.frames == nil || u.told || u.frames.closed || !u.frames.between() {
+		return
+	}
 	u.told = true
 	// A visitor that does not take it is closed all the same.
 	_ = u.Conn.SetWriteDeadline(time.Now().Add(farewellTime))
@@ -186,9 +189,7 @@ func (u *upgraded) end() {
 	}
 	u.mu.Lock()
 	u.ending = true
-	if u.frames.between() && !u.told {
-		u.farewell()
-	}
+	u.farewell()
 	u.mu.Unlock()
 	<-u.closed
 }
@@ -207,10 +208,8 @@ func (u *upgraded) Close() error {
 	u.once.Do(func() {
 		u.set.remove(u)
 		// A writer that is stuck holds mu; nothing can be told then.
-		if u.w.lost.Load() && u.frames != nil && u.mu.TryLock() {
-			if u.frames.between() && !u.told {
-				u.farewell()
-			}
+		if u.w.lost.Load() && u.mu.TryLock() {
+			u.farewell()
 			u.mu.Unlock()
 		}
 		err = u.Conn.Close()

@@ -532,6 +532,36 @@ func TestUpgradedLives(t *testing.T) {
 		_ = c.Close()
 		within(t, 3*time.Second, "the drain", func() { <-drained })
 	})
+	for _, v := range []string{"h1", "h2", "h3"} {
+		t.Run("H09 a WebSocket whose agent ends is told 1001: "+v, func(t *testing.T) {
+			r := newRig(t)
+			r.put("a.example.test", echoWS(t))
+			var from io.Reader
+			if v == "h1" {
+				c := r.dialTLS(t)
+				fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: a.example.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
+					"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+				br := bufio.NewReader(c)
+				if res, err := http.ReadResponse(br, nil); err != nil || res.StatusCode != 101 {
+					t.Fatalf("%v %v", res, err)
+				}
+				from = br
+			} else {
+				res, _, err := r.extended(t, v, "websocket")
+				if err != nil || res.StatusCode != 200 {
+					t.Fatalf("%v %v", res, err)
+				}
+				from = res.Body
+			}
+			r.agent.Kill()
+			within(t, 3*time.Second, "the close frame", func() {
+				var head [4]byte
+				if _, err := io.ReadFull(from, head[:]); err != nil || head[0] != 0x88 || binary.BigEndian.Uint16(head[2:]) != 1001 {
+					t.Errorf("%v %v", head, err)
+				}
+			})
+		})
+	}
 	t.Run("draining does not wait for a visitor that takes nothing", func(t *testing.T) {
 		r := newRig(t)
 		r.put("a.example.test", rawUpgrade(t, "websocket", func(c net.Conn, _ *bufio.Reader) {

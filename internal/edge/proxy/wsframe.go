@@ -2,7 +2,7 @@ package proxy
 
 import "encoding/binary"
 
-// WebSocket close codes that the edge sends.
+// closeGoingAway is the WebSocket close code that the edge sends.
 const closeGoingAway = 1001
 
 // frames follows the frames of one direction of a WebSocket, whatever pieces they come in, just
@@ -11,6 +11,7 @@ type frames struct {
 	header [14]byte
 	have   int    // bytes of the header seen
 	left   uint64 // bytes of the payload to come
+	closed bool   // a close frame began
 }
 
 // next takes a prefix of b, at least one byte: up to the end of the frame, or all of it. done
@@ -25,6 +26,7 @@ func (f *frames) next(b []byte) (n int, done bool) {
 		}
 		f.left = f.length()
 		f.have = 0
+		f.closed = f.closed || f.header[0]&0x0f == 8
 		if f.left == 0 {
 			return n, true
 		}

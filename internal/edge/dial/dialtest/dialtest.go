@@ -100,6 +100,7 @@ func (r *Replica) Kill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for s := range r.lives {
+		s.killed.Store(true)
 		s.Abort()
 	}
 }
@@ -132,6 +133,7 @@ type stream struct {
 	replica  *Replica
 	answered chan struct{}
 	once     sync.Once
+	killed   atomic.Bool // by Kill
 
 	mu         sync.Mutex
 	conn       net.Conn
@@ -223,7 +225,11 @@ func (s *stream) Read(b []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return c.Read(b)
+	n, err := c.Read(b)
+	if err != nil && s.killed.Load() {
+		err = link.ErrAborted
+	}
+	return n, err
 }
 
 func (s *stream) Write(b []byte) (int, error) {
