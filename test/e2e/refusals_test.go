@@ -34,8 +34,8 @@ func TestRefusals(t *testing.T) {
 		}
 	})
 	t.Run("a name that another tenant holds", func(t *testing.T) {
-		s.Invite("holder", "--hostname", "held.localhost")
-		for _, pattern := range []string{"held.localhost", "*.localhost"} {
+		s.Invite("holder", "--hostname", "held.taken.test")
+		for _, pattern := range []string{"held.taken.test", "*.taken.test"} {
 			message, code, _ := s.CLI("invite", "create", "--name", "second", "--hostname", pattern).Problem(t)
 			if code != "name_conflict" || !strings.Contains(message, "holder") {
 				t.Errorf("%s: %s %q; want a conflict that names the holder", pattern, code, message)

@@ -208,7 +208,7 @@ func (s *Server) Tunnel(label string) (Tunnel, bool) {
 func (s *Server) WaitOnline(replicas int, labels ...string) {
 	s.t.Helper()
 	for _, label := range labels {
-		Eventually(s.t, 30*time.Second, func() error {
+		Eventually(s.t, 50*time.Second, func() error {
 			got, ok := s.Tunnel(label)
 			if !ok {
 				return fmt.Errorf("the hub knows no tunnel %s", label)
