@@ -388,7 +388,7 @@ func TestWithdrawal(t *testing.T) {
 	})
 	t.Run("no replica alive: 30 days offline", func(t *testing.T) {
 		h, a, _ := setup(t)
-		h.reap.step = time.Hour
+		h.reap.step = 6 * time.Hour
 		id := a.ok(web("x.example.com"))[0]
 		h.pass(2*time.Second, a.session(id))
 		h.pass(2 * time.Minute)
@@ -399,8 +399,8 @@ func TestWithdrawal(t *testing.T) {
 			t.Errorf("%v", s)
 		}
 		day := func(n int) {
-			for range n * 24 {
-				h.clock.add(time.Hour)
+			for range n * 4 {
+				h.clock.add(6 * time.Hour)
 				h.report()
 				h.ticked()
 			}

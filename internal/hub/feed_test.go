@@ -84,7 +84,7 @@ func TestWatch(t *testing.T) {
 	inv := h.invite_("a", "*.example.com")
 	a, b := h.replica(inv), h.replica(h.invite_("b", "*.b.test"))
 	var ds []*hubv1.DeclaredTunnel
-	for i := range 600 {
+	for i := range 520 {
 		ds = append(ds, web(fmt.Sprintf("h%03d.example.com", i)))
 	}
 	a.ok(ds...)
@@ -92,7 +92,7 @@ func TestWatch(t *testing.T) {
 	edge := Watcher{Edge: true}
 	m := &mirror{t: t}
 	stop := h.watch(edge, 0, m.apply)
-	a.ok(ds[:10]...) // 590 deletes in one go
+	a.ok(ds[:10]...) // 510 deletes in one go
 	b.ok(web("x.b.test"), web("y.b.test"))
 	stop(h.feed.at())
 	m.same(h, edge)

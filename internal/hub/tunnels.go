@@ -328,8 +328,11 @@ func (h *Hub) certificateProblem(t *hubv1.Tunnel) string {
 	}
 	// No certificate reaches deeper than one label.
 	c := h.feed.get("certificate/" + strings.Replace(t.GetHostname(), "**.", "*.", 1)).GetCertificate()
-	if len(c.GetChainPem()) > 0 {
+	switch {
+	case len(c.GetChainPem()) > 0:
 		return ""
+	case c == nil && h.issuer != nil:
+		return "it is being made"
 	}
 	return c.GetProblem()
 }
