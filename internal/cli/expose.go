@@ -241,12 +241,33 @@ func (v *exposeView) status(s agent.Status) {
 	case svc.Verdict != string(reason.OK) && svc.Verdict != string(reason.Pending) && svc.Verdict != "":
 		v.refusal = reason.New(reason.Code(svc.Verdict), reason.HopHub, "%s", svc.Detail)
 	case active(svc) && !v.up:
+		if svc.URL == "" {
+			// The edge knew the tunnel already and was faster than the hub, or the hub is away.
+			svc.URL = addressOf(svc, s.Hub.URL)
+		}
 		v.up = true
 		v.opened(svc)
 	case v.up && !s.Ready && !s.Draining:
 		v.up = false
 		v.app.say("%s  the session with the server is gone; connecting again", time.Now().Format(time.TimeOnly))
 	}
+}
+
+// addressOf is the public address of a service as the hub would spell it.
+func addressOf(s agent.ServiceStatus, hubURL string) string {
+	u, err := url.Parse(hubURL)
+	if err != nil {
+		return s.Name
+	}
+	switch s.Kind {
+	case "tcp", "udp":
+		_, port, _ := strings.Cut(s.Name, "-")
+		return s.Kind + "://" + net.JoinHostPort(u.Hostname(), port)
+	}
+	if u.Port() == "" {
+		return "https://" + s.Name
+	}
+	return "https://" + net.JoinHostPort(s.Name, u.Port())
 }
 
 // active reports whether at least one edge serves the service.

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/adit-dev/adit/internal/agent"
 	"github.com/adit-dev/adit/internal/config"
 	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/server"
@@ -74,6 +75,18 @@ func TestMachineChecks(t *testing.T) {
 	} {
 		if got := congestionControl(kernel(m)); !strings.Contains(got.Detail, want) {
 			t.Errorf("%+v, want %q", got, want)
+		}
+	}
+}
+
+func TestAddressOf(t *testing.T) {
+	for _, c := range []struct{ kind, name, hub, want string }{
+		{"http", "a.example.com", "https://hub.example.com", "https://a.example.com"},
+		{"tls", "a.example.com", "https://hub.example.com:8443", "https://a.example.com:8443"},
+		{"tcp", "tcp-2222", "https://hub.example.com:8443", "tcp://hub.example.com:2222"},
+	} {
+		if got := addressOf(agent.ServiceStatus{Kind: c.kind, Name: c.name}, c.hub); got != c.want {
+			t.Errorf("%+v: %s", c, got)
 		}
 	}
 }
