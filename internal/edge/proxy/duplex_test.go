@@ -88,7 +88,9 @@ func TestAbortedUpload(t *testing.T) {
 	for _, v := range versions {
 		t.Run("H22 an upload that breaks off is the visitor's doing: "+v, func(t *testing.T) {
 			var failed atomic.Bool
+			began := make(chan struct{})
 			o := origin(t, func(_ http.ResponseWriter, q *http.Request) {
+				close(began)
 				_, err := io.Copy(io.Discard, q.Body)
 				failed.Store(err != nil)
 			})
@@ -97,7 +99,7 @@ func TestAbortedUpload(t *testing.T) {
 			pr, pw := io.Pipe()
 			go func() {
 				_, _ = pw.Write(make([]byte, 1000))
-				eventually(t, "the origin", func() bool { return r.agent.Opened.Load() == 1 })
+				<-began
 				pw.CloseWithError(io.ErrClosedPipe)
 			}()
 			if res, err := r.client(v).Post("https://a.example.test/", "text/plain", pr); err == nil {
