@@ -15,6 +15,7 @@ const (
 	Netem         Feature = "netem queueing"
 	UDPGSO        Feature = "UDP segmentation offload"
 	RTOMin        Feature = "TCP_RTO_MIN_US on sockets"
+	TUN           Feature = "TUN devices"
 )
 
 // Kernel skips the test where the kernel lacks the feature, also in a strict run.

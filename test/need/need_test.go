@@ -25,7 +25,7 @@ func TestRootHoldsTheModule(t *testing.T) {
 }
 
 func TestEveryFeatureHasAProbe(t *testing.T) {
-	for _, f := range []Feature{IPv6, NetNamespaces, Mounts, Netfilter, BBR, Netem, UDPGSO, RTOMin} {
+	for _, f := range []Feature{IPv6, NetNamespaces, Mounts, Netfilter, BBR, Netem, UDPGSO, RTOMin, TUN} {
 		if probes[f] == nil {
 			t.Errorf("no probe for %s", f)
 			continue

@@ -39,6 +39,13 @@ var probes = map[Feature]func() error{
 			return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, tcpRTOMinUS, 5000)
 		})
 	},
+	TUN: func() error {
+		f, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
+		if err == nil {
+			err = f.Close()
+		}
+		return err
+	},
 }
 
 func probeIPv6() error {

@@ -12,5 +12,5 @@ var probes = map[Feature]func() error{
 	IPv6: func() error { return nil },
 
 	NetNamespaces: notLinux, Mounts: notLinux, Netfilter: notLinux, BBR: notLinux,
-	Netem: notLinux, UDPGSO: notLinux, RTOMin: notLinux,
+	Netem: notLinux, UDPGSO: notLinux, RTOMin: notLinux, TUN: notLinux,
 }

@@ -41,6 +41,9 @@ func (s Service) With(field string, value any) Service {
 type AgentConfig struct {
 	Services, TCP, UDP []Service
 	Args, Env          []string
+	// Wrap is a command line that runs the agent, e.g. in a network namespace; its health
+	// address is then out of reach, so set Unready too.
+	Wrap []string
 	// Unready makes StartAgent return before the agent has a session.
 	Unready bool
 }
@@ -64,7 +67,7 @@ func StartAgent(t testing.TB, tokenFile string, c AgentConfig) *Agent {
 			args = append(args, flag, mustJSON(t, list))
 		}
 	}
-	a.Process = Start(t, Command{Name: "agent", Args: append(args, c.Args...), Env: c.Env, Grace: 30 * time.Second})
+	a.Process = Start(t, Command{Name: "agent", Args: append(args, c.Args...), Env: c.Env, Wrap: c.Wrap, Grace: 30 * time.Second})
 	if !c.Unready {
 		a.WaitReady(30 * time.Second)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -32,6 +33,8 @@ type Command struct {
 	// Env adds to an environment that holds only PATH, HOME and TMPDIR.
 	Env []string
 	Dir string
+	// Wrap, if set, is a command line that runs the program, e.g. in a network namespace.
+	Wrap []string
 	// Attr, if set, are system attributes, e.g. a namespace.
 	Attr *syscall.SysProcAttr
 	// Grace is how long SIGTERM may take at the end of the test; 0 = 10 s.
@@ -56,7 +59,8 @@ func Start(t testing.TB, c Command) *Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(c.Path, c.Args...)
+	line := append(append(slices.Clone(c.Wrap), c.Path), c.Args...)
+	cmd := exec.Command(line[0], line[1:]...)
 	cmd.Env = append(environ(t), c.Env...)
 	cmd.Dir, cmd.SysProcAttr = c.Dir, c.Attr
 	cmd.Stdout, cmd.Stderr = log, log
