@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/config"
 	"github.com/adit-dev/adit/internal/hublink"
 	"github.com/adit-dev/adit/internal/identity"
@@ -27,6 +28,8 @@ type doctorTarget struct {
 	addr   string
 	pins   [][]byte
 	domain string
+	// edges are those a token knows.
+	edges []*wirev1.EdgeAddress
 	// local is true on the server's own host.
 	local bool
 }
@@ -103,7 +106,9 @@ func (a *app) findTarget(cmd *cobra.Command) ([]server.Check, *doctorTarget, err
 			return []server.Check{{Name: "token", Status: server.StatusFail, Detail: err.Error(), Remedy: "copy the token again from where it was created"}}, nil, nil
 		}
 		check := server.Check{Name: "token", Status: server.StatusOK, Detail: fmt.Sprintf("%s: kind %s, for %s", source, t.Kind, t.Body.GetHubUrl())}
-		return []server.Check{check}, newTarget(t.Body.GetHubUrl(), t.Body.GetHubPins()), nil
+		target := newTarget(t.Body.GetHubUrl(), t.Body.GetHubPins())
+		target.edges = t.Body.GetEdges()
+		return []server.Check{check}, target, nil
 	}
 	v, err := a.load(cmd, config.ForClient, a.loginFile())
 	if err != nil {
@@ -176,10 +181,17 @@ func reach(ctx context.Context, t *doctorTarget) []server.Check {
 	if dns.Status == server.StatusFail {
 		return out
 	}
-	tcp := server.CheckTCP(ctx, t.addr, t.pins)
+	tcp := server.CheckHub(ctx, t.addr, t.pins)
 	out = append(out, tcp, server.CheckUDP(ctx, t.addr))
 	if tcp.Status == server.StatusOK && len(t.pins) > 0 {
 		out = append(out, checkClock(ctx, t))
+	}
+	for _, e := range t.edges {
+		for _, addr := range e.GetAddresses() {
+			if addr != t.addr {
+				out = append(out, server.CheckEdge(ctx, addr, e.GetKeyHash()), server.CheckUDP(ctx, addr))
+			}
+		}
 	}
 	return out
 }

@@ -53,7 +53,7 @@ func (s *Server) Missing(ctx context.Context) []Check {
 		addr = net.JoinHostPort(addr, "443")
 	}
 	pins := [][]byte{s.hub.Key().Hash()}
-	return append(out, CheckTCP(ctx, addr, pins), CheckUDP(ctx, addr))
+	return append(out, CheckHub(ctx, addr, pins), CheckUDP(ctx, addr))
 }
 
 // CheckDNS looks for addresses of host.
@@ -97,8 +97,17 @@ func CheckWildcardDNS(ctx context.Context, domain string) Check {
 	return c
 }
 
-// CheckTCP dials addr and asks for the hub's own protocol; the key must be one of pins, if any.
-func CheckTCP(ctx context.Context, addr string, pins [][]byte) Check {
+// CheckHub dials addr and asks for the hub's own protocol; the key must be one of pins, if any.
+func CheckHub(ctx context.Context, addr string, pins [][]byte) Check {
+	return checkTCP(ctx, addr, opening.ALPNHub, "the hub", pins)
+}
+
+// CheckEdge dials addr and asks for the protocol of sessions; the key must be the edge's.
+func CheckEdge(ctx context.Context, addr string, keyHash []byte) Check {
+	return checkTCP(ctx, addr, opening.ALPNSession, "the edge", [][]byte{keyHash})
+}
+
+func checkTCP(ctx context.Context, addr, alpn, who string, pins [][]byte) Check {
 	c := Check{Name: "TCP to " + addr, Status: StatusOK}
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
@@ -112,8 +121,8 @@ func CheckTCP(ctx context.Context, addr string, pins [][]byte) Check {
 	defer conn.Close()
 	host, _, _ := net.SplitHostPort(addr)
 	tc := &tls.Config{
-		ServerName: host, MinVersion: tls.VersionTLS13, NextProtos: []string{opening.ALPNHub},
-		// The hub's own key decides, whatever certificate visitors get to see.
+		ServerName: host, MinVersion: tls.VersionTLS13, NextProtos: []string{alpn},
+		// The pinned key decides, whatever certificate visitors get to see.
 		InsecureSkipVerify: true,
 	}
 	if len(pins) > 0 {
@@ -121,11 +130,11 @@ func CheckTCP(ctx context.Context, addr string, pins [][]byte) Check {
 	}
 	t := tls.Client(conn, tc)
 	if err := t.HandshakeContext(ctx); err != nil {
-		c.Status, c.Detail = StatusFail, "something answers, but it is not this hub: "+err.Error()
+		c.Status, c.Detail = StatusFail, fmt.Sprintf("something answers, but it is not %s that was meant: %v", who, err)
 		c.Remedy = "does another program, or a proxy that ends TLS, have this port? TLS must reach adit untouched"
 		return c
 	}
-	c.Detail = fmt.Sprintf("the hub answers in %s", time.Since(start).Round(time.Millisecond))
+	c.Detail = fmt.Sprintf("%s answers in %s", who, time.Since(start).Round(time.Millisecond))
 	return c
 }
 

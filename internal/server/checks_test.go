@@ -4,16 +4,23 @@ import (
 	"context"
 	"encoding/hex"
 	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/server"
 )
 
 // TestChecks: each check says ok for a server that works, and names problem and remedy else.
 func TestChecks(t *testing.T) {
-	srv := start(t, settings(t, t.TempDir(), "ADIT_ROLES=hub"))
+	dir := t.TempDir()
+	srv := start(t, settings(t, dir))
+	edgeKey, err := identity.LoadOrCreateNodeKey(filepath.Join(dir, "edge.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer stop(t, srv)
 	addr := srv.State().HTTPS
 	pin, err := hex.DecodeString(srv.State().HubKeyHash)
@@ -49,11 +56,13 @@ func TestChecks(t *testing.T) {
 		status string
 		detail string
 	}{
-		{"TCP", server.CheckTCP(ctx, addr, [][]byte{pin}), server.StatusOK, "the hub answers"},
-		{"TCP by name", server.CheckTCP(ctx, "hub.localhost:"+portOf(addr), [][]byte{pin}), server.StatusOK, "the hub answers"},
-		{"TCP to another hub", server.CheckTCP(ctx, addr, [][]byte{make([]byte, 32)}), server.StatusFail, "not this hub"},
-		{"TCP to a stranger", server.CheckTCP(ctx, stranger.Addr().String(), nil), server.StatusFail, "not this hub"},
-		{"TCP to nobody", server.CheckTCP(ctx, "127.0.0.1:1", nil), server.StatusFail, "refused"},
+		{"TCP", server.CheckHub(ctx, addr, [][]byte{pin}), server.StatusOK, "the hub answers"},
+		{"TCP by name", server.CheckHub(ctx, "hub.localhost:"+portOf(addr), [][]byte{pin}), server.StatusOK, "the hub answers"},
+		{"TCP to another hub", server.CheckHub(ctx, addr, [][]byte{make([]byte, 32)}), server.StatusFail, "not the hub"},
+		{"TCP to a stranger", server.CheckHub(ctx, stranger.Addr().String(), nil), server.StatusFail, "not the hub"},
+		{"TCP to the edge", server.CheckEdge(ctx, addr, edgeKey.Hash()), server.StatusOK, "the edge answers"},
+		{"TCP to another edge", server.CheckEdge(ctx, addr, pin), server.StatusFail, "not the edge"},
+		{"TCP to nobody", server.CheckHub(ctx, "127.0.0.1:1", nil), server.StatusFail, "refused"},
 		{"UDP", server.CheckUDP(ctx, addr), server.StatusOK, "QUIC answers"},
 		{"UDP to nobody", server.CheckUDP(ctx, "127.0.0.1:1"), server.StatusWarn, "no QUIC answer"},
 		{"UDP to somebody silent", server.CheckUDP(brief, silent.LocalAddr().String()), server.StatusWarn, "timeout"},
