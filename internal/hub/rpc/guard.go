@@ -129,8 +129,9 @@ func (g *guard) done(procedure string, err error) error {
 	if err != nil {
 		if !errors.As(err, &ce) {
 			ce = explain(err)
-			if ce.Code() == connect.CodeInternal {
-				g.hub.Config().Log.Error("hub API failed", "procedure", procedure, "error", err)
+			// What is wrong with the hub itself is for its operator to see.
+			if ce.Code() == connect.CodeInternal || reason.Is(err, reason.StoreUnavailable) {
+				g.hub.Config().Log.Error("hub API failed", "procedure", procedure, "reason", ce.Meta().Get(codeHeader), "error", err)
 			}
 		}
 		code = ce.Code().String()
