@@ -131,7 +131,11 @@ func localClient(dataDir string) (*client, error) {
 	if err != nil {
 		return nil, failWith(exitCredential, "unauthenticated", "run as the user that runs the server", "%w", err)
 	}
-	h, base := hublink.NewPinnedClient(st.DialHTTPS(), [][]byte{pin})
+	local := hublink.NewPinnedClient
+	if st.ProxyHeader {
+		local = hublink.NewProxiedClient
+	}
+	h, base := local(st.DialHTTPS(), [][]byte{pin})
 	return newClient(h, base, string(bytes.TrimSpace(key)), st.DialHTTPS()), nil
 }
 

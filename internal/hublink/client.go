@@ -62,6 +62,16 @@ func NewClient(cfg ClientConfig) (client *http.Client, base string, err error) {
 // NewPinnedClient is for the CLI on the server's host: ALPN adit-hub/1, pinned, no opening; the
 // bearer key proves the caller. dialAddr is the bound address from server.json.
 func NewPinnedClient(dialAddr string, pins [][]byte) (client *http.Client, base string) {
+	return newPinnedClient(dialAddr, pins, nil)
+}
+
+// NewProxiedClient is NewPinnedClient for a server that wants a PROXY header from peers of its own
+// host: it gets one that leaves the addresses as they are.
+func NewProxiedClient(dialAddr string, pins [][]byte) (client *http.Client, base string) {
+	return newPinnedClient(dialAddr, pins, []byte("PROXY UNKNOWN\r\n"))
+}
+
+func newPinnedClient(dialAddr string, pins [][]byte, header []byte) (client *http.Client, base string) {
 	cfg := &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{opening.ALPNHub},
 		// The pin is what is trusted, not a name or a CA.
@@ -74,6 +84,10 @@ func NewPinnedClient(dialAddr string, pins [][]byte) (client *http.Client, base 
 		raw, err := outbound.Dial(ctx, nil, dialAddr)
 		if err != nil {
 			return nil, unreachable(err, "the server does not answer at %s", dialAddr)
+		}
+		if _, err := raw.Write(header); err != nil {
+			_ = raw.Close()
+			return nil, unreachable(err, "the server at %s takes nothing", dialAddr)
 		}
 		c := tls.Client(raw, cfg)
 		if err := c.HandshakeContext(ctx); err != nil {

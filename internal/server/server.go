@@ -148,6 +148,9 @@ func (s *Server) listen() error {
 	}
 	s.front = f
 	s.state.HTTPS = f.HTTPSAddr().String()
+	if host, err := netip.ParseAddrPort(s.state.DialHTTPS()); err == nil {
+		s.state.ProxyHeader = slices.ContainsFunc(c.ProxyProtocolFrom, func(p netip.Prefix) bool { return p.Contains(host.Addr()) })
+	}
 	if f.HTTPAddr().IsValid() {
 		s.state.HTTP = f.HTTPAddr().String()
 	}
@@ -186,6 +189,7 @@ func (s *Server) hubURL() string {
 	for _, a := range s.cfg.Advertise {
 		if h, p, err := net.SplitHostPort(a); err == nil && strings.EqualFold(h, s.cfg.HubHost) {
 			port = p
+			break
 		}
 	}
 	if port == "443" {

@@ -33,6 +33,8 @@ type State struct {
 	HTTPS string `json:"https"`
 	HTTP  string `json:"http,omitempty"`
 	Admin string `json:"admin,omitempty"`
+	// ProxyHeader: this host's own connections must start with a PROXY header, too.
+	ProxyHeader bool `json:"proxy_header,omitempty"`
 }
 
 // ReadState reads server.json. An error that is fs.ErrNotExist means that no server runs there.

@@ -111,7 +111,7 @@ func TestGuideBehindNginx(t *testing.T) {
 	}
 	front, behind := stack.FreePort(t), stack.FreePort(t)
 	ports := strings.NewReplacer("0.0.0.0:443", loopback(front), "0.0.0.0:8443", loopback(behind), "127.0.0.1:8443", loopback(behind),
-		"hub.example.com:8443", loopback(front), "domain: example.com", "domain: localhost", "acme-email: admin@example.com\n", "")
+		"hub.example.com:443,hub.example.com:8443", fmt.Sprint("hub.localhost:", front), "domain: example.com", "domain: localhost", "acme-email: admin@example.com\n", "")
 	dir := t.TempDir()
 	conf := fmt.Sprintf("%s\ndaemon off;\npid %s/pid;\nerror_log stderr;\nevents {}\n%s", module, dir, ports.Replace(blocks(t, "nginx")[0]))
 	file := filepath.Join(dir, "nginx.conf")
