@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/reason"
 )
 
@@ -227,7 +228,9 @@ type switched struct {
 
 func (s *switched) Read(b []byte) (int, error) {
 	n, err := s.ReadWriteCloser.Read(b)
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+	// A session that ended says net.ErrClosed as well.
+	ended := errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) && !errors.Is(err, link.ErrLost)
+	if err != nil && !ended {
 		s.w.lost.Store(true)
 	}
 	return n, err
