@@ -126,7 +126,7 @@ func TestReload(t *testing.T) {
 // TestRollingWebSockets ends one of two replicas: its sockets get a close frame or an end at the latest
 // when the grace period is over, the other's are untouched.
 func TestRollingWebSockets(t *testing.T) {
-	p := newPair(t)
+	p := newPair(t, "--grace-period", "2s")
 	t.Run("H09 rolling one agent ends only its sockets, with a close frame", func(t *testing.T) {
 		var all []*socket
 		for range 16 {

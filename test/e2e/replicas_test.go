@@ -40,15 +40,16 @@ func named(name string) http.Handler {
 	return m
 }
 
-func newPair(t *testing.T) *pair {
+func newPair(t *testing.T, args ...string) *pair {
 	t.Helper()
-	p := &pair{Server: stack.StartServer(t, stack.ServerConfig{}), tcp: stack.FreePort(t)}
+	p := &pair{Server: stack.StartServer(t, stack.ServerConfig{Args: []string{"--drain-timeout", "5s"}}), tcp: stack.FreePort(t)}
 	p.invite = p.Invite("pair", "--hostname", "two.localhost", "--tcp-port", fmt.Sprint(p.tcp))
 	echo := tcpEcho(t)
 	for i := range p.agents {
 		p.agents[i] = stack.StartAgent(t, p.invite.File, stack.AgentConfig{
 			Services: []stack.Service{stack.HTTP("two.localhost", "http://"+serveHTTP(t, named(fmt.Sprint("agent-", i)), false))},
 			TCP:      []stack.Service{stack.Port("echo", p.tcp, echo)},
+			Args:     args,
 		})
 	}
 	p.WaitOnline(2, "two.localhost", fmt.Sprint("tcp:", p.tcp))
