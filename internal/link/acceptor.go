@@ -53,7 +53,9 @@ type Acceptor struct {
 	metrics *metrics
 	tls     *tls.Config
 	gate    gate
-	wg      sync.WaitGroup // connections being opened, replicas being closed
+	wg      sync.WaitGroup  // connections being opened, replicas being closed
+	ctx     context.Context // ends with Close: nobody waits for the unproven
+	cancel  context.CancelFunc
 
 	mu       sync.Mutex
 	replicas map[replicaKey]*Replica
@@ -77,6 +79,7 @@ func NewAcceptor(cfg AcceptorConfig) *Acceptor {
 	if cfg.Serve == nil {
 		a.cfg.Serve = func(*Replica, []string) []*wirev1.TunnelVerdict { return nil }
 	}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
 	a.tls = a.newTLSConfig()
 	return a
 }
@@ -119,6 +122,7 @@ func (a *Acceptor) ServeTLS(ctx context.Context, c *tls.Conn) {
 
 func (a *Acceptor) serveTCP(ctx context.Context, c *tls.Conn, carrier string) {
 	remote := addrPort(c.RemoteAddr())
+	defer context.AfterFunc(a.ctx, func() { _ = c.NetConn().Close() })()
 	o, err := opening.Read(ctx, c, reason.HopEdge)
 	if err != nil {
 		a.log.Debug("connection without a valid opening", "remote", remote, "error", err)
@@ -165,6 +169,7 @@ func (a *Acceptor) ServeQUIC(ctx context.Context, c *quic.Conn) {
 }
 
 func (a *Acceptor) openQUIC(ctx context.Context, c *quic.Conn, remote netip.AddrPort) (*session, error) {
+	defer context.AfterFunc(a.ctx, func() { _ = c.CloseWithError(quicCodeClosed, string(reason.Draining)) })()
 	first, cancel := context.WithTimeout(ctx, opening.Timeout)
 	defer cancel()
 	st, err := c.AcceptStream(first)
@@ -354,6 +359,7 @@ func (a *Acceptor) Drain() {
 
 // Close ends all sessions and waits for their goroutines.
 func (a *Acceptor) Close() error {
+	a.cancel()
 	a.mu.Lock()
 	a.closed = true
 	var all []*Replica

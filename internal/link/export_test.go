@@ -18,7 +18,7 @@ func Fast() Timing {
 	t.laneShrink, t.laneGrace = 600*time.Millisecond, time.Second
 	t.laneBackoff, t.tick = 50*time.Millisecond, 50*time.Millisecond
 	t.backoffMin, t.backoffMax, t.worked = 20*time.Millisecond, 500*time.Millisecond, 50*time.Millisecond
-	t.headStart, t.nextAddress = 300*time.Millisecond, 50*time.Millisecond
+	t.headStart, t.nextAddress, t.dial = 300*time.Millisecond, 50*time.Millisecond, 2*time.Second
 	t.upgradeMin, t.upgradeMax = 100*time.Millisecond, 500*time.Millisecond
 	return t
 }

@@ -86,6 +86,19 @@ func TestUnproven(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 	})
+	t.Run("Close does not wait for one", func(t *testing.T) {
+		edge := linktest.NewEdge(t, []*linktest.Token{tok}, fastEdge)
+		c, err := tls.Dial("tcp", edge.Addr.String(), conf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		start := time.Now()
+		edge.Close()
+		if d := time.Since(start); d > 2*time.Second {
+			t.Fatalf("closing took %v", d)
+		}
+	})
 	t.Run("one address holds a bounded number", func(t *testing.T) {
 		var conns []net.Conn
 		defer func() {

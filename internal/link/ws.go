@@ -43,6 +43,7 @@ func (a *Acceptor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	below := newWSConn(ws, local, net.TCPAddrFromAddrPort(remote))
+	defer context.AfterFunc(a.ctx, func() { _ = below.Close() })()
 	c := tls.Server(below, a.tls)
 	ctx, cancel := context.WithTimeout(r.Context(), opening.Timeout)
 	defer cancel()
