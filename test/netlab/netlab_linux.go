@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -31,6 +32,12 @@ type Pair struct {
 	*netem.Link
 }
 
+// The addresses of the two ends.
+const (
+	AddrA = "10.77.0.1"
+	AddrB = "10.77.0.2"
+)
+
 var made atomic.Int64
 
 // Join makes two namespaces joined by a path of 1,500-byte packets that behaves like p in both
@@ -42,7 +49,7 @@ func Join(t testing.TB, p netem.Path) *Pair {
 	need.Kernel(t, need.TUN)
 	need.Program(t, "ip")
 	name := fmt.Sprintf("adit-%d-%d", os.Getpid(), made.Add(1))
-	lab := &Pair{A: End{name + "a", "10.77.0.1"}, B: End{name + "b", "10.77.0.2"}}
+	lab := &Pair{A: End{name + "a", AddrA}, B: End{name + "b", AddrB}}
 	for _, e := range []End{lab.A, lab.B} {
 		ip(t, "netns", "add", e.Namespace)
 		t.Cleanup(func() { ip(t, "netns", "delete", e.Namespace) })
@@ -107,4 +114,33 @@ func (e End) Sysctl(name, value string) error {
 		// The kernel answers /proc/sys/net for the namespace of the calling thread.
 		return os.WriteFile("/proc/sys/net/"+strings.ReplaceAll(name, ".", "/"), []byte(value), 0o644)
 	})
+}
+
+// AllowCongestion lets namespaces use a congestion control that the host has but does not offer
+// to them, until the test ends. It reports false where the host has none of that name.
+func AllowCongestion(t testing.TB, name string) bool {
+	t.Helper()
+	const dir = "/proc/sys/net/ipv4/"
+	has := func(file string) (string, bool) {
+		b, err := os.ReadFile(dir + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(b)), slices.Contains(strings.Fields(string(b)), name)
+	}
+	if _, available := has("tcp_available_congestion_control"); !available {
+		return false
+	}
+	before, allowed := has("tcp_allowed_congestion_control")
+	if allowed {
+		return true
+	}
+	set := func(value string) {
+		if err := os.WriteFile(dir+"tcp_allowed_congestion_control", []byte(value), 0o644); err != nil {
+			t.Error(err)
+		}
+	}
+	set(before + " " + name)
+	t.Cleanup(func() { set(before) })
+	return true
 }

@@ -67,14 +67,24 @@ type Result struct {
 	FirstErr string  `json:"first_error,omitempty"`
 }
 
-// run is one measurement by several workers, which stop at end.
+// run is one measurement by several workers. The clock starts when all are connected, and they
+// stop at end.
 type run struct {
-	end   time.Time
+	waiting    sync.WaitGroup
+	begin      chan struct{}
+	start, end time.Time
+
 	mu    sync.Mutex
 	lat   []time.Duration
 	bytes atomic.Int64
 	fail  atomic.Int64
 	first atomic.Pointer[string]
+}
+
+// ready is called once by every worker, before what counts.
+func (r *run) ready() {
+	r.waiting.Done()
+	<-r.begin
 }
 
 func (r *run) failed(err error) {
@@ -89,8 +99,8 @@ func (r *run) add(lat []time.Duration) {
 	r.mu.Unlock()
 }
 
-func (r *run) result(start time.Time) Result {
-	res := Result{Bytes: r.bytes.Load(), Count: int64(len(r.lat)), Failed: r.fail.Load(), Seconds: time.Since(start).Seconds()}
+func (r *run) result() Result {
+	res := Result{Bytes: r.bytes.Load(), Count: int64(len(r.lat)), Failed: r.fail.Load(), Seconds: time.Since(r.start).Seconds()}
 	if p := r.first.Load(); p != nil {
 		res.FirstErr = *p
 	}
@@ -110,21 +120,25 @@ func percentiles(lat []time.Duration) (p50, p99 float64) {
 
 // work runs f in n goroutines for d and sums up.
 func work(ctx context.Context, n int, d time.Duration, f func(ctx context.Context, r *run)) Result {
-	start := time.Now()
-	r := &run{end: start.Add(d)}
+	r := &run{begin: make(chan struct{})}
+	r.waiting.Add(n)
 	var wg sync.WaitGroup
 	for range n {
-		wg.Add(1)
-		go func() { defer wg.Done(); f(ctx, r) }()
+		wg.Go(func() { f(ctx, r) })
 	}
+	r.waiting.Wait()
+	r.start = time.Now()
+	r.end = r.start.Add(d)
+	close(r.begin)
 	wg.Wait()
-	return r.result(start)
+	return r.result()
 }
 
 // Bulk moves bytes over n connections for d: down from the origin, or up to it.
 func Bulk(ctx context.Context, dial Dial, n int, d time.Duration, up bool) Result {
 	return work(ctx, n, d, func(ctx context.Context, r *run) {
-		c, err := dial(ctx)
+		c, err := open(ctx, dial)
+		r.ready()
 		if err != nil {
 			r.failed(err)
 			return
@@ -157,39 +171,51 @@ func Bulk(ctx context.Context, dial Dial, n int, d time.Duration, up bool) Resul
 // patience is how long one answer may take.
 const patience = 10 * time.Second
 
-// repeat does one operation after the other until the run's end: on one connection, or with
-// fresh on a new one each. The time of an operation includes opening its connection.
+func open(ctx context.Context, dial Dial) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return dial(ctx)
+}
+
+// repeat does one operation after the other until the run's end. With fresh each has a new
+// connection, and its time includes opening it; else a first one that does not count opens the
+// only connection.
 func repeat(ctx context.Context, r *run, dial Dial, fresh bool, once func(c net.Conn, first bool) (closes bool, err error)) {
 	var lat []time.Duration
 	defer func() { r.add(lat) }()
 	var c net.Conn
-	defer func() {
-		if c != nil {
-			_ = c.Close()
-		}
-	}()
-	for time.Now().Before(r.end) {
+	next := func() error {
 		start := time.Now()
 		first, closes := c == nil, false
 		var err error
 		if first {
-			dialling, cancel := context.WithTimeout(ctx, patience)
-			c, err = dial(dialling)
-			cancel()
+			c, err = open(ctx, dial)
 		}
 		if err == nil {
 			_ = c.SetDeadline(start.Add(patience))
 			closes, err = once(c, first)
 		}
-		if err == nil {
-			lat = append(lat, time.Since(start))
-		} else {
+		if err != nil {
 			r.failed(err)
 		}
 		if (fresh || closes || err != nil) && c != nil {
 			_ = c.Close()
 			c = nil
 		}
+		return err
+	}
+	if !fresh {
+		_ = next() // counted as failed where it did
+	}
+	r.ready()
+	for time.Now().Before(r.end) {
+		start := time.Now()
+		if next() == nil {
+			lat = append(lat, time.Since(start))
+		}
+	}
+	if c != nil {
+		_ = c.Close()
 	}
 }
 
@@ -259,9 +285,7 @@ type Held struct {
 func Hold(ctx context.Context, dial Dial, n int) *Held {
 	h := &Held{}
 	h.each(n, 32, func(int) {
-		dialling, cancel := context.WithTimeout(ctx, patience)
-		defer cancel()
-		c, err := dial(dialling)
+		c, err := open(ctx, dial)
 		if err == nil {
 			_ = c.SetDeadline(time.Now().Add(2 * patience))
 			if _, err = c.Write([]byte{cmdIdle}); err == nil {
@@ -318,13 +342,11 @@ func (h *Held) each(n, workers int, f func(i int)) {
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range workers {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+		wg.Go(func() {
 			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
 				f(int(i))
 			}
-		}()
+		})
 	}
 	wg.Wait()
 }

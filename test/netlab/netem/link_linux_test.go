@@ -149,6 +149,9 @@ func TestPath(t *testing.T) {
 }
 
 func TestSysctl(t *testing.T) {
+	if !netlab.AllowCongestion(t, "reno") {
+		t.Fatal("every kernel has reno")
+	}
 	lab := netlab.Join(t, netem.Path{})
 	for _, e := range []netlab.End{lab.A, lab.B} {
 		if err := e.Sysctl("ipv4.tcp_congestion_control", "reno"); err != nil {

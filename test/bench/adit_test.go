@@ -1,0 +1,75 @@
+//go:build bench
+
+package bench
+
+import (
+	"crypto/tls"
+	"fmt"
+	"net"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/adit-dev/adit/test/bench/load"
+	"github.com/adit-dev/adit/test/stack"
+)
+
+const (
+	passthroughHost = "pass.localhost"
+	// remoteDomain is the base domain where the agent is in another namespace: names below
+	// localhost would lead back to itself.
+	remoteDomain = "bench.example"
+)
+
+// adit starts a server and an agent whose tunnels all use one carrier policy. The second target
+// is the passthrough tunnel of the same processes.
+func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []*target {
+	t.Helper()
+	cfg := stack.ServerConfig{Args: []string{"--log-level", "warn", "--max-connections-per-address", "14000"}}
+	agent := stack.AgentConfig{Args: append([]string{"--log-level", "warn"}, agentArgs...), Wrap: s.wrap, Unready: s.remote()}
+	if s.remote() {
+		// On every address: the commands of the CLI come over loopback.
+		port := stack.FreePort(t)
+		cfg.HTTPS, cfg.Domain = net.JoinHostPort("0.0.0.0", strconv.Itoa(port)), remoteDomain
+		cfg.Args = append(cfg.Args, "--advertise", s.at(port))
+		// The name of the hub has no resolver there.
+		agent.Args = append(agent.Args, "--server-url", "https://"+s.at(port))
+	}
+	server := stack.StartServer(t, cfg)
+	tcp, udp := stack.FreePort(t), stack.FreePort(t)
+	grants := []string{"--tcp-port", strconv.Itoa(tcp), "--udp-port", strconv.Itoa(udp)}
+	labels := []string{fmt.Sprintf("tcp:%d", tcp), fmt.Sprintf("udp:%d", udp)}
+	with := func(e stack.Service) stack.Service { return e.With("carrier_policy", policy) }
+	agent.TCP = []stack.Service{with(stack.Port("tcp", tcp, o.tcp))}
+	agent.UDP = []stack.Service{stack.Port("udp", udp, o.udp)}
+	main := &target{name: "adit " + policy, tcp: s.at(tcp), udp: s.at(udp)}
+	targets := []*target{main}
+	if !s.remote() {
+		grants = append(grants, "--hostname", host, "--hostname", passthroughHost)
+		labels = append(labels, host, passthroughHost)
+		agent.Services = []stack.Service{with(stack.HTTP(host, "http://"+o.http)), with(stack.Passthrough(passthroughHost, o.tcp))}
+		main.http, main.tls = server.HTTPS, &tls.Config{RootCAs: server.Roots(), NextProtos: []string{"http/1.1"}}
+		targets = append(targets, &target{name: main.name + " passthrough", tcp: server.HTTPS, hello: clientHello(passthroughHost)})
+	}
+	a := stack.StartAgent(t, server.Invite("bench-"+policy, grants...).File, agent)
+	server.WaitOnline(1, labels...)
+	for _, g := range targets {
+		g.edge, g.agent = server.Process, a.Process
+		if r := load.Echo(t.Context(), g.dialTCP(), 1, 128, 50*time.Millisecond, false); r.Failed > 0 {
+			t.Fatalf("%s: %s", g.name, r.FirstErr)
+		}
+	}
+	return targets
+}
+
+// clientHello is what a visitor of a passthrough tunnel sends first; the origin skips it.
+func clientHello(name string) []byte {
+	a, b := net.Pipe()
+	go func() {
+		_ = tls.Client(a, &tls.Config{ServerName: name, MinVersion: tls.VersionTLS13}).Handshake()
+	}()
+	buf := make([]byte, 8<<10)
+	n, _ := b.Read(buf)
+	_, _ = a.Close(), b.Close()
+	return buf[:n]
+}
