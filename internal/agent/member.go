@@ -265,7 +265,9 @@ func (r *edgeRun) active() int64 {
 func (m *member) serveIDs() []string {
 	var ids []string
 	for _, s := range m.a.handler.table.Load().services {
-		if v := m.verdicts[s.id]; v == nil || !refusedVerdict(v.GetCode()) {
+		// A port that no edge can bind now is served all the same: it may become free.
+		v := m.verdicts[s.id]
+		if code := v.GetCode(); !refusedVerdict(code) || code == string(reason.PortUnavailable) {
 			ids = append(ids, s.id)
 		}
 	}

@@ -353,9 +353,6 @@ func (d *declaring) portProblems() {
 		if c == nil || c.protocol == "" {
 			continue
 		}
-		if edge, p := d.h.presence.portProblem(c.tunnel.Id, d.h.cfg.Now()); p != nil {
-			d.verdicts[i].Code = string(reason.PortUnavailable)
-			d.verdicts[i].Detail = fmt.Sprintf("%s port %d cannot be used on edge %s: %s; stop the program that holds it, or choose another port", c.protocol, p.GetPort(), edge, p.GetProblem())
-		}
+		d.h.freshVerdict(d.verdicts[i], d.h.cfg.Now())
 	}
 }

@@ -593,8 +593,17 @@ func TestPortUnavailable(t *testing.T) {
 	if err != nil || ag.GetState() != "online" || ag.GetReplicas()[0].GetVerdicts()[0].GetCode() != "port_unavailable" || len(ag.GetReplicas()[0].GetSessions()) != 1 {
 		t.Errorf("%v, %v", ag, err)
 	}
+	t.Run("D13 an edge that cannot bind a port takes it from no other", func(t *testing.T) {
+		h.presence.edge("0123456789abcdef", h.clock.now(), &hubv1.ReportRequest{})
+		if v := a.declare(tcp(2222))[0]; v.GetCode() != "ok" || !contains(v.GetDetail(), "sshd") {
+			t.Error(v)
+		}
+		if s, _ := h.GetTunnel(t.Context(), id); s.GetState() != "online" || !contains(s.GetDetail(), "sshd") {
+			t.Errorf("%v", s)
+		}
+	})
 	problem("")
-	if v := a.declare(tcp(2222))[0]; v.GetCode() != "ok" {
+	if v := a.declare(tcp(2222))[0]; v.GetCode() != "ok" || v.GetDetail() != "" {
 		t.Error(v)
 	}
 	if s, _ := h.GetTunnel(t.Context(), id); s.GetState() != "online" || s.GetReplicas() != 1 {

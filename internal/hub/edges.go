@@ -221,15 +221,19 @@ func (h *Hub) agent(ctx context.Context, tok *store.Token) (*hubv1.Agent, error)
 	return a, nil
 }
 
-// freshVerdict shows a port problem that an edge reported after the verdict was given.
+// freshVerdict shows what edges report of a port: a refusal if none can bind it, else a remark.
 func (h *Hub) freshVerdict(v *hubv1.Verdict, now time.Time) {
 	if v.GetCode() != string(reason.OK) {
 		return
 	}
-	if edge, p := h.presence.portProblem(v.GetTunnelId(), now); p != nil {
-		v.Code = string(reason.PortUnavailable)
-		v.Detail = fmt.Sprintf("port %d on edge %s: %s", p.GetPort(), edge, p.GetProblem())
+	p := h.presence.portProblem(v.GetTunnelId(), now)
+	if p == nil {
+		return
 	}
+	if p.everywhere {
+		v.Code = string(reason.PortUnavailable)
+	}
+	v.Detail = p.String()
 }
 
 // addTo adds sessions and reports of a token's replicas.

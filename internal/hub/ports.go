@@ -45,8 +45,8 @@ func (h *Hub) ListPorts(ctx context.Context, size uint32, page string) ([]*hubv1
 			continue
 		}
 		p := &hubv1.Port{Kind: t.GetKind(), First: t.GetPort(), Last: max(t.GetPort(), t.GetPortLast()), Tenant: t.GetTenant(), Source: "tunnel", TunnelId: t.GetId()}
-		if edge, r := h.presence.portProblem(t.GetId(), h.cfg.Now()); r != nil {
-			p.Problem = fmt.Sprintf("edge %s, port %d: %s", edge, r.GetPort(), r.GetProblem())
+		if problem := h.presence.portProblem(t.GetId(), h.cfg.Now()); problem != nil {
+			p.Problem = problem.String()
 		}
 		out = append(out, p)
 	}

@@ -2,6 +2,8 @@ package hub
 
 import (
 	"crypto/ed25519"
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -189,21 +191,41 @@ func (p *presence) replicas(now time.Time) map[string]int {
 	return n
 }
 
-// portProblem returns the first problem that an edge has with a port of a tunnel.
-func (p *presence) portProblem(tunnelID string, now time.Time) (edge string, r *hubv1.PortReport) {
+// portProblem is what an edge cannot bind of a tunnel.
+type portProblem struct {
+	edge   string
+	report *hubv1.PortReport
+	// everywhere is true if no edge can: while one does, the tunnel is served.
+	everywhere bool
+}
+
+func (p *portProblem) String() string {
+	return fmt.Sprintf("port %d on edge %s: %s", p.report.GetPort(), p.edge, p.report.GetProblem())
+}
+
+// portProblem returns the first problem that an edge has with a port of a tunnel; nil if none has.
+func (p *presence) portProblem(tunnelID string, now time.Time) *portProblem {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	var first *portProblem
+	everywhere := true
 	for id, e := range p.edges {
 		if !e.fresh(now) {
 			continue
 		}
-		for _, pr := range e.ports {
-			if pr.GetTunnelId() == tunnelID && pr.GetProblem() != "" && (edge == "" || id < edge) {
-				edge, r = id, pr
-			}
+		i := slices.IndexFunc(e.ports, func(r *hubv1.PortReport) bool { return r.GetTunnelId() == tunnelID && r.GetProblem() != "" })
+		if i < 0 {
+			everywhere = false
+			continue
+		}
+		if first == nil || id < first.edge {
+			first = &portProblem{edge: id, report: e.ports[i]}
 		}
 	}
-	return edge, r
+	if first != nil {
+		first.everywhere = everywhere
+	}
+	return first
 }
 
 // look calls f with the state locked.

@@ -298,9 +298,9 @@ func addressKey(e *hubv1.DeclaredTunnel) string {
 
 func (h *Hub) state(s *hubv1.TunnelStatus, declared bool) {
 	id := s.GetTunnel().GetId()
-	if edge, p := h.presence.portProblem(id, h.cfg.Now()); p != nil {
-		s.State, s.Reason = "problem", string(reason.PortUnavailable)
-		s.Detail = fmt.Sprintf("port %d on edge %s: %s", p.GetPort(), edge, p.GetProblem())
+	p := h.presence.portProblem(id, h.cfg.Now())
+	if p != nil && p.everywhere {
+		s.State, s.Reason, s.Detail = "problem", string(reason.PortUnavailable), p.String()
 		return
 	}
 	if r := h.agentProblem(id); r != nil {
@@ -314,6 +314,9 @@ func (h *Hub) state(s *hubv1.TunnelStatus, declared bool) {
 	switch {
 	case s.Replicas > 0:
 		s.State = "online"
+		if p != nil {
+			s.Detail = "the other edges serve it; " + p.String()
+		}
 	case declared:
 		s.State, s.Reason, s.Detail = "pending", string(reason.Pending), "declared, but no edge has a session that serves it yet"
 	default:
