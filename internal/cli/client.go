@@ -189,10 +189,6 @@ func (c *client) edges() hubv1connect.EdgeServiceClient {
 	return hubv1connect.NewEdgeServiceClient(c.http, c.base, c.opts...)
 }
 
-func (c *client) server() hubv1connect.ServerServiceClient {
-	return hubv1connect.NewServerServiceClient(c.http, c.base, c.opts...)
-}
-
 // call is the frame of a management command: dial, run, close.
 func (a *app) call(run func(ctx context.Context, c *client, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {

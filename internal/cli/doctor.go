@@ -103,7 +103,7 @@ func (a *app) findTarget(cmd *cobra.Command) ([]server.Check, *doctorTarget, err
 	if token != "" {
 		t, err := identity.ParseToken(token)
 		if err != nil {
-			return []server.Check{{Name: "token", Status: server.StatusFail, Detail: err.Error(), Remedy: "copy the token again from where it was created"}}, nil, nil
+			return []server.Check{{Name: "token", Status: server.StatusFail, Detail: err.Error(), Remedy: "copy the token again from where it was created"}}, nil, nil //nolint:nilerr // it is what the check found
 		}
 		check := server.Check{Name: "token", Status: server.StatusOK, Detail: fmt.Sprintf("%s: kind %s, for %s", source, t.Kind, t.Body.GetHubUrl())}
 		target := newTarget(t.Body.GetHubUrl(), t.Body.GetHubPins())
@@ -127,7 +127,7 @@ func (a *app) findTarget(cmd *cobra.Command) ([]server.Check, *doctorTarget, err
 		return []server.Check{{Name: "server", Status: server.StatusWarn, Detail: "no token, no --server-url, and no server runs with the data folder " + c.DataDir,
 			Remedy: "give --token-file on an agent's host, or --data-dir on the server's"}}, nil, nil
 	case err != nil:
-		return []server.Check{{Name: "server", Status: server.StatusFail, Detail: err.Error(), Remedy: "run as the user that runs the server"}}, nil, nil
+		return []server.Check{{Name: "server", Status: server.StatusFail, Detail: err.Error(), Remedy: "run as the user that runs the server"}}, nil, nil //nolint:nilerr // it is what the check found
 	}
 	t := newTarget(st.HubURL, nil)
 	if pin, err := hex.DecodeString(st.HubKeyHash); err == nil && len(pin) > 0 {

@@ -55,7 +55,7 @@ func (f *remoteFeed) Watch(ctx context.Context, from uint64, apply func(*hubv1.W
 	if err != nil {
 		return err
 	}
-	defer stream.Close()
+	defer func() { _ = stream.Close() }()
 	for stream.Receive() {
 		if err := apply(stream.Msg()); err != nil {
 			return err

@@ -75,7 +75,7 @@ func Start(ctx context.Context, cfg Config) (s *Server, err error) {
 	s = &Server{cfg: cfg.Settings, log: cfg.Log, reg: cfg.Registry}
 	defer func() {
 		if err != nil {
-			s.undo()
+			_ = s.undo() // why the start failed says more
 			s = nil
 		}
 	}()

@@ -1,3 +1,4 @@
+// Package hubv1 is the hub API.
 package hubv1
 
 import (
