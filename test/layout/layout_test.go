@@ -111,7 +111,7 @@ func rules() []rule {
 			name:    "only front, link and reach import quic-go",
 			imports: below("github.com/quic-go/quic-go"),
 			allowed: func(f file) bool {
-				return f.test || within(f.dir, "internal/front", "internal/link", "internal/reach", "internal/deps", "test")
+				return f.test || within(f.dir, "internal/front", "internal/link", "internal/reach", "test")
 			},
 		},
 		{
