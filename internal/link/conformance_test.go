@@ -36,7 +36,7 @@ func TestConformance(t *testing.T) {
 }
 
 func dialPair(t testing.TB, h link.Handler, carrier string, policy hubv1.CarrierPolicy, ramp int) *linktest.Pair {
-	timing := link.Steady()
+	timing := link.Steady(linktest.Race)
 	tok := linktest.NewToken(t)
 	edge := linktest.NewEdge(t, []*linktest.Token{tok}, func(c *link.AcceptorConfig) { c.SetTiming(timing) })
 	p := newPath(t, edge.Addr)

@@ -29,10 +29,14 @@ func (c *AcceptorConfig) SetTiming(t Timing) { c.timing = &t }
 // SetTiming replaces the intervals.
 func (c *ConnectorConfig) SetTiming(t Timing) { c.timing = &t }
 
-// Steady is for tests under load: silence is noticed within seconds, not sooner.
-func Steady() Timing {
+// Steady is for tests under load: silence is noticed within seconds, not sooner. slow is for the
+// race detector, under which an answer may well take that long.
+func Steady(slow bool) Timing {
 	t := Fast()
 	t.ping, t.dead, t.probe = time.Second, 4*time.Second, 3*time.Second
+	if slow {
+		t.dead, t.probe = 10*time.Second, 10*time.Second
+	}
 	t.laneWait, t.laneShrink = 20*time.Second, time.Minute
 	return t
 }
