@@ -10,13 +10,17 @@ PKGS     ?= ./...
 RACE     ?= $(if $(shell command -v $$($(GO) env CC)),-race)
 TESTFLAGS ?= -count=1 -timeout=15m
 
+# What make bench runs; BENCHFLAGS adds to it, for example BENCHFLAGS="-only chisel".
+BENCH    := $(GO) test -tags bench -count=1 -timeout=3h -v -run '^TestBench$$' ./test/bench -args
+QUICK    := adit (auto|latency|throughput)$$|frp quic|haproxy 2 hop tls
+
 export ADIT_TOOLS := $(TOOLS)
 export ADIT_BIN   := $(BIN)/adit
 
-.PHONY: help demo build test check lint generate generated rows soak tools cross docs
+.PHONY: help demo build test check lint generate generated rows soak tools cross docs bench bench-quick
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: ## run the whole system on loopback
 	$(GO) run ./cmd/adit demo
@@ -33,6 +37,12 @@ rows: ## print the rows of known faults with the result of the last make test
 
 soak: build ## run the long forms of the tests
 	ADIT_TEST_SOAK=1 $(GO) test -count=1 -timeout=4h -p 1 -run '$(or $(RUN),.)' $(PKGS)
+
+bench: build ## measure adit beside its peers, and write docs/benchmarks.md
+	$(BENCH) -docs $(CURDIR)/docs $(BENCHFLAGS)
+
+bench-quick: build ## the same in under five minutes, with fewer targets, printed only
+	$(BENCH) -rounds 1 -length 600ms -path-length 1500ms -idle 1000 -only '$(QUICK)' $(BENCHFLAGS)
 
 check: ## gofmt, vet, and the linters where they are installed
 	@test/check

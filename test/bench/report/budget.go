@@ -64,13 +64,18 @@ func budgets() []budget {
 		{work: "CPU per GB, raw lanes", missing: "raw lanes are not built yet"},
 		{work: "`http` keep-alive, 64 connections", readings: func(r *Run) []reading {
 			return []reading{
-				r.times(Loopback, HTTPKeepAlive, auto, FRP, Rate, "rate / frp's http proxy", 4.5, true),
-				r.times(Loopback, HTTPKeepAlive, auto, FRP, P99, "p99 / frp's http proxy", 0.2, false),
-				r.times(Loopback, HTTPKeepAlive, auto, "frp tcp", Rate, "rate / frp's TCP tunnel", 0.8, true),
+				r.times(Loopback, HTTPKeepAlive, auto, FRP, Rate, "rate / frp's http proxy, which speaks clear text", 4.5, true),
+				r.times(Loopback, HTTPKeepAlive, auto, FRP, P99, "p99 / frp's http proxy, which speaks clear text", 0.2, false),
+				r.times(Loopback, HTTPKeepAlive, auto, "frp https2http", Rate, "rate / frp's https2http, TLS on both", 4.5, true),
+				r.times(Loopback, HTTPKeepAlive, auto, "frp https2http", P99, "p99 / frp's https2http, TLS on both", 0.2, false),
+				r.times(Loopback, HTTPKeepAlive, auto, "frp tcp", Rate, "rate / frp's TCP tunnel, which parses nothing and speaks clear text", 0.8, true),
 			}
 		}},
 		{work: "new connection per request, raw `tcp`", readings: func(r *Run) []reading { return freshConnections(r, NewConn32, NewConn1, FRP) }},
-		{work: "new connection per request, `http` with TLS, against frp's https2http with TLS", readings: func(r *Run) []reading {
+		{work: "new connection per request, `http` with TLS, against frp's http proxy in clear text", readings: func(r *Run) []reading {
+			return freshConnections(r, HTTPFresh32, HTTPFresh1, FRP)
+		}},
+		{work: "new connection per request, `http`, against frp's https2http, TLS on both", readings: func(r *Run) []reading {
 			return freshConnections(r, HTTPFresh32, HTTPFresh1, "frp https2http")
 		}},
 		{work: "40 ms, 1 % loss, cubic: 16 streams bulk, `auto`", readings: func(r *Run) []reading {

@@ -2,6 +2,7 @@ package report
 
 import (
 	"encoding/xml"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -80,6 +81,15 @@ func TestMarkdown(t *testing.T) {
 	}
 }
 
+// A target that moved nothing has a zero, one that was not measured no row.
+func TestMarkdownShowsStalls(t *testing.T) {
+	r := example()
+	r.Samples = append(r.Samples, Sample{Scene: Loopback, Work: Bulk1, Target: "stalled"})
+	if got := r.Markdown(); !strings.Contains(got, "| stalled | 0.0 |") || strings.Contains(got, "chisel") {
+		t.Error(got)
+	}
+}
+
 func TestBudgets(t *testing.T) {
 	r := example()
 	r.Idle = []Idle{{Target: latency, Open: 10, Edge: 14, Agent: 18, EdgeDescriptors: 1}}
@@ -101,7 +111,7 @@ func TestChartIsXML(t *testing.T) {
 	svg := Chart("a < b & c", "MB/s", []Bar{{"adit auto", 10}, {"<frp>", 0}})
 	d := xml.NewDecoder(strings.NewReader(svg))
 	for {
-		if _, err := d.Token(); err == io.EOF {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			t.Fatalf("%v in\n%s", err, svg)

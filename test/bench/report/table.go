@@ -24,10 +24,33 @@ func (r *Run) Markdown() string {
 	return b.String()
 }
 
-// column of a table; a column without any value is left out.
+// column of a table; a column of nothing but zeros is left out.
 type column struct {
-	head string
-	cell func(Series) string
+	head   string
+	value  func(Series) (float64, bool)
+	scale  float64
+	digits int
+	// zero: a zero is shown, where it is not a sign of nothing to measure.
+	zero bool
+}
+
+func (r *Run) columns(scene, work string) []column {
+	value := func(f Figure) func(Series) (float64, bool) {
+		return func(s Series) (float64, bool) { return r.Value(s, f) }
+	}
+	ratio := func(to string, f Figure) func(Series) (float64, bool) {
+		return func(s Series) (float64, bool) { return r.Ratio(s, Series{scene, work, to}, f) }
+	}
+	rate, cpu := column{"per second", value(Rate), 1, 0, true}, column{"CPU µs each", value(CPU), 1, 0, false}
+	if r.countsBytes(scene, work) {
+		rate, cpu = column{"MB/s", value(Rate), 1e-6, 1, true}, column{"CPU s/GB", value(CPU), 1, 2, false}
+	}
+	return []column{
+		rate, {"/ direct", ratio(Direct, Rate), 1, 2, true}, {"/ frp", ratio(FRP, Rate), 1, 2, true},
+		{"p50 ms", value(P50), 1e3, 2, false}, {"p99 ms", value(P99), 1e3, 2, false}, {"loss %", value(Loss), 100, 1, true},
+		cpu, {"CPU / frp", ratio(FRP, CPU), 1, 2, false},
+		{"failed", value(func(s Sample) float64 { return float64(s.Result.Failed) }), 1, 0, false},
+	}
 }
 
 func (r *Run) table(b *strings.Builder, scene, work string) {
@@ -35,49 +58,22 @@ func (r *Run) table(b *strings.Builder, scene, work string) {
 		_, ok := r.Value(Series{scene, work, t}, Rate)
 		return !ok
 	})
-	value := func(head string, f Figure, format func(float64) string) column {
-		return column{head, func(s Series) string {
-			if v, ok := r.Value(s, f); ok && v != 0 {
-				return format(v)
-			}
-			return ""
-		}}
-	}
-	ratio := func(to string, f Figure) column {
-		head := "/ " + to
-		return column{head, func(s Series) string {
-			if v, ok := r.Ratio(s, Series{scene, work, to}, f); ok && v != 0 {
-				return fmt.Sprintf("%.2f", v)
-			}
-			return ""
-		}}
-	}
-	number := func(scale float64, digits int) func(float64) string {
-		return func(v float64) string { return fmt.Sprintf("%.*f", digits, v*scale) }
-	}
-	rate, cpu := value("per second", Rate, number(1, 0)), value("CPU µs each", CPU, number(1, 0))
-	if r.countsBytes(scene, work) {
-		rate, cpu = value("MB/s", Rate, number(1e-6, 1)), value("CPU s/GB", CPU, number(1, 2))
-	}
-	cpuRatio := ratio(FRP, CPU)
-	cpuRatio.head = "CPU / frp"
-	columns := []column{rate, ratio(Direct, Rate), ratio(FRP, Rate), value("p50 ms", P50, number(1e3, 2)), value("p99 ms", P99, number(1e3, 2)),
-		value("loss %", Loss, number(100, 1)), cpu, cpuRatio,
-		value("failed", func(s Sample) float64 { return float64(s.Result.Failed) }, number(1, 0))}
-
-	rows := make([][]string, len(targets))
 	heads := []string{work}
+	rows := make([][]string, len(targets))
 	for i, t := range targets {
 		rows[i] = []string{t}
 	}
-	for _, c := range columns {
+	for _, c := range r.columns(scene, work) {
 		cells := make([]string, len(targets))
-		any := false
+		some := false
 		for i, t := range targets {
-			cells[i] = c.cell(Series{scene, work, t})
-			any = any || cells[i] != ""
+			v, ok := c.value(Series{scene, work, t})
+			some = some || v != 0
+			if ok && (v != 0 || c.zero) {
+				cells[i] = fmt.Sprintf("%.*f", c.digits, v*c.scale)
+			}
 		}
-		if !any {
+		if !some {
 			continue
 		}
 		heads = append(heads, c.head)
