@@ -56,6 +56,9 @@ type Config struct {
 	GracePeriod time.Duration
 	// FailFast ends Run with an error if the hub refuses the token or any entry.
 	FailFast bool
+	// Withdraw takes the services back at the hub when Run ends; without it they stay, offline,
+	// for the next start.
+	Withdraw bool
 	// HostName is shown at the hub; empty = the machine's.
 	HostName string
 	// Software is this build's version.
@@ -216,6 +219,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	side.Wait()
 	if err == nil {
 		a.drain(life)
+	}
+	if err == nil && a.cfg.Withdraw {
+		a.current.Load().withdraw(life)
 	}
 	end()
 	a.members.Wait()

@@ -200,6 +200,21 @@ func (m *member) declareNow(ctx context.Context) (refused bool, err error) {
 	return refused, nil
 }
 
+// withdraw declares nothing any more, if the hub can be reached; else it notices by itself.
+func (m *member) withdraw(ctx context.Context) {
+	m.mu.Lock()
+	connected := m.hubState.Connected
+	m.mu.Unlock()
+	if !connected {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	if _, err := m.hub.Declare(ctx, &hubv1.DeclareRequest{Software: m.a.cfg.Software}); err != nil {
+		m.log.Warn("the services could not be withdrawn; the hub keeps them as offline", "error", err)
+	}
+}
+
 func refusedVerdict(code string) bool {
 	return code != "" && code != string(reason.OK) && code != string(reason.Pending)
 }

@@ -23,6 +23,7 @@ type agentView struct {
 
 type replicaView struct {
 	ID       string        `json:"id"`
+	State    string        `json:"state"`
 	HostName string        `json:"host_name"`
 	Software string        `json:"software"`
 	LastSeen *time.Time    `json:"last_seen"`
@@ -31,6 +32,7 @@ type replicaView struct {
 }
 
 type sessionView struct {
+	Edge          string     `json:"edge"`
 	Carrier       string     `json:"carrier"`
 	Path          string     `json:"path"`
 	RemoteAddress string     `json:"remote_address"`
@@ -53,10 +55,10 @@ type serviceView struct {
 func agentOf(g *hubv1.Agent) agentView {
 	v := agentView{TokenID: g.GetTokenId(), Name: g.GetName(), Tenant: g.GetTenant(), State: g.GetState(), Replicas: []replicaView{}}
 	for _, r := range g.GetReplicas() {
-		rv := replicaView{ID: r.GetId(), HostName: r.GetHostName(), Software: r.GetSoftware(), LastSeen: when(r.GetLastSeen()),
+		rv := replicaView{ID: r.GetId(), State: r.GetState(), HostName: r.GetHostName(), Software: r.GetSoftware(), LastSeen: when(r.GetLastSeen()),
 			Sessions: []sessionView{}, Services: []serviceView{}}
 		for _, s := range r.GetSessions() {
-			rv.Sessions = append(rv.Sessions, sessionView{Carrier: s.GetCarrier(), Path: s.GetPath(), RemoteAddress: s.GetRemoteAddress(),
+			rv.Sessions = append(rv.Sessions, sessionView{Edge: s.GetEdgeId(), Carrier: s.GetCarrier(), Path: s.GetPath(), RemoteAddress: s.GetRemoteAddress(),
 				Since: when(s.GetSince()), Streams: s.GetStreams(), Lanes: s.GetLanes(), RTTMicros: s.GetRttMicros(), Draining: s.GetDraining()})
 		}
 		for _, d := range r.GetVerdicts() {
@@ -81,9 +83,19 @@ func (g agentView) sessions() (n int, carriers string) {
 	return n, strings.Join(names, ",")
 }
 
+// online are the replicas that run: one that ended is shown for a while, but not counted.
+func (g agentView) online() (out []replicaView) {
+	for _, r := range g.Replicas {
+		if r.State == "online" {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
 func (g agentView) refused() int {
 	n := 0
-	for _, r := range g.Replicas {
+	for _, r := range g.online() {
 		for _, s := range r.Services {
 			if s.Verdict != "ok" {
 				n++
@@ -120,7 +132,7 @@ func (a *app) agentsCommand() *cobra.Command {
 					if r := g.refused(); r > 0 {
 						problems = strconv.Itoa(r) + " refused"
 					}
-					rows = append(rows, []string{g.Name, g.Tenant, g.State, strconv.Itoa(len(g.Replicas)), strconv.Itoa(n), carriers, problems})
+					rows = append(rows, []string{g.Name, g.Tenant, g.State, strconv.Itoa(len(g.online())), strconv.Itoa(n), carriers, problems})
 				}
 				return a.table([]string{"NAME", "TENANT", "STATE", "REPLICAS", "SESSIONS", "CARRIER", "PROBLEMS"}, rows)
 			})
@@ -144,13 +156,13 @@ func (a *app) printAgent(g agentView) error {
 		return err
 	}
 	for _, r := range g.Replicas {
-		fmt.Fprintf(a.Stdout, "\nreplica %s on %s (%s), last seen %s\n", short(r.ID), r.HostName, r.Software, showTime(r.LastSeen))
+		fmt.Fprintf(a.Stdout, "\nreplica %s on %s (%s), %s, last seen %s\n", short(r.ID), r.HostName, r.Software, r.State, showTime(r.LastSeen))
 		for _, s := range r.Sessions {
 			drain := ""
 			if s.Draining {
 				drain = ", draining"
 			}
-			fmt.Fprintf(a.Stdout, "  session  %s %s from %s, %d streams, %d lanes%s\n", s.Carrier, s.Path, s.RemoteAddress, s.Streams, s.Lanes, drain)
+			fmt.Fprintf(a.Stdout, "  session  %s %s from %s at edge %s, %d streams, %d lanes%s\n", s.Carrier, s.Path, s.RemoteAddress, s.Edge, s.Streams, s.Lanes, drain)
 		}
 		for _, s := range r.Services {
 			line := strings.TrimSpace(s.Verdict + " " + s.URL)

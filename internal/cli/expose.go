@@ -214,7 +214,7 @@ func (a *app) runExpose(parent context.Context, s *config.Agent, warnings []stri
 	cfg := agentConfig(s)
 	cfg.Log, cfg.Origin.Log = log.Logger, log.Logger
 	// One tunnel: if it is refused there is nothing to wait for.
-	cfg.FailFast, cfg.ConfigFile = true, ""
+	cfg.FailFast, cfg.Withdraw, cfg.ConfigFile = true, true, ""
 	show := &exposeView{app: a}
 	cfg.OnStatus, cfg.OnConnection = show.status, show.connection
 	err := runToEnd(ctx, forced, cfg)

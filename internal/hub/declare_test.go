@@ -593,6 +593,27 @@ func TestPortUnavailable(t *testing.T) {
 	if err != nil || ag.GetState() != "online" || ag.GetReplicas()[0].GetVerdicts()[0].GetCode() != "port_unavailable" || len(ag.GetReplicas()[0].GetSessions()) != 1 {
 		t.Errorf("%v, %v", ag, err)
 	}
+	t.Run("a replica that ended is shown as such", func(t *testing.T) {
+		gone := h.replica(inv)
+		gone.declare(tcp(2222))
+		h.clock.add(declareGrace)
+		h.report(a.session(id))
+		ag, err := h.GetAgent(t.Context(), "a")
+		if err != nil || len(ag.GetReplicas()) != 2 {
+			t.Fatalf("%v, %v", ag, err)
+		}
+		for _, r := range ag.GetReplicas() {
+			if want := map[bool]string{true: "offline", false: "online"}[r.GetId() == gone.key().replica]; r.GetState() != want {
+				t.Errorf("%v, want %s", r, want)
+			}
+			for _, s := range r.GetSessions() {
+				if s.GetEdgeId() != h.edge.ID() {
+					t.Errorf("%v names no edge", s)
+				}
+			}
+		}
+		problem("address already in use by sshd")
+	})
 	t.Run("D13 an edge that cannot bind a port takes it from no other", func(t *testing.T) {
 		h.presence.edge("0123456789abcdef", h.clock.now(), &hubv1.ReportRequest{})
 		if v := a.declare(tcp(2222))[0]; v.GetCode() != "ok" || !contains(v.GetDetail(), "sshd") {

@@ -208,8 +208,9 @@ func (h *Hub) agent(ctx context.Context, tok *store.Token) (*hubv1.Agent, error)
 	h.presence.addTo(tok.ID, now, get)
 	a := &hubv1.Agent{TokenId: tok.ID, Name: tok.Name, Tenant: tok.Tenant, State: "offline"}
 	for id, r := range reps {
+		r.State = "offline"
 		if h.presence.lives(replicaKey{tok.ID, id}, now) {
-			a.State = "online"
+			a.State, r.State = "online", "online"
 			r.LastSeen = stamp(now.UnixMilli())
 		}
 		a.Replicas = append(a.Replicas, r)

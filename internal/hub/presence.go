@@ -55,6 +55,9 @@ func newPresence() *presence {
 func (p *presence) edge(id string, now time.Time, r *hubv1.ReportRequest) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, s := range r.GetSessions() {
+		s.EdgeId = id
+	}
 	p.edges[id] = &edgePresence{
 		heard: now, revision: r.GetRevision(), software: r.GetSoftware(), draining: r.GetDraining(),
 		sessions: r.GetSessions(), ports: r.GetPorts(),

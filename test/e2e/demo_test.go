@@ -91,6 +91,21 @@ func TestExpose(t *testing.T) {
 	if _, err := getOK(s.Client(), s.URL("shut.localhost", "/")); err == nil || !strings.Contains(err.Error(), "access_denied") {
 		t.Errorf("protected: %v", err)
 	}
+	t.Run("what ended is withdrawn, so the same name can be exposed otherwise at once", func(t *testing.T) {
+		shut.Terminate()
+		if code := shut.Wait(20 * time.Second); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+		if r := s.CLI("tunnel", "get", "shut.localhost"); r.Code != 4 {
+			t.Errorf("the tunnel is still there: %+v", r)
+		}
+		again := stack.Start(t, stack.Command{Name: "expose", Args: []string{"expose", origin, "--token-file", inv.File, "--hostname", "shut.localhost", "--access", "public"}})
+		again.WaitLog(20*time.Second, "https://shut.localhost")
+		s.WaitOnline(1, "shut.localhost")
+		if got, err := getOK(s.Client(), s.URL("shut.localhost", "/")); err != nil || got != "mine" {
+			t.Errorf("public: %q %v", got, err)
+		}
+	})
 }
 
 // TestStart: a server with SQLite starts in under a second, first start and later ones, and stops gracefully.

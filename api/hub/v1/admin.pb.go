@@ -970,14 +970,16 @@ func (x *Agent) GetReplicas() []*Replica {
 }
 
 type Replica struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	HostName      string                 `protobuf:"bytes,2,opt,name=host_name,json=hostName,proto3" json:"host_name,omitempty"`
-	Software      string                 `protobuf:"bytes,3,opt,name=software,proto3" json:"software,omitempty"`
-	LastSeen      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
-	Sessions      []*SessionReport       `protobuf:"bytes,5,rep,name=sessions,proto3" json:"sessions,omitempty"`
-	Verdicts      []*Verdict             `protobuf:"bytes,6,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
-	Tunnels       []*TunnelReport        `protobuf:"bytes,7,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	HostName string                 `protobuf:"bytes,2,opt,name=host_name,json=hostName,proto3" json:"host_name,omitempty"`
+	Software string                 `protobuf:"bytes,3,opt,name=software,proto3" json:"software,omitempty"`
+	LastSeen *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	Sessions []*SessionReport       `protobuf:"bytes,5,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	Verdicts []*Verdict             `protobuf:"bytes,6,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
+	Tunnels  []*TunnelReport        `protobuf:"bytes,7,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
+	// online, or offline: what it declared counts for a while.
+	State         string `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1059,6 +1061,13 @@ func (x *Replica) GetTunnels() []*TunnelReport {
 		return x.Tunnels
 	}
 	return nil
+}
+
+func (x *Replica) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
 }
 
 type ListAgentsRequest struct {
@@ -2238,7 +2247,7 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
 	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\x120\n" +
-	"\breplicas\x18\x05 \x03(\v2\x14.adit.hub.v1.ReplicaR\breplicas\"\xaa\x02\n" +
+	"\breplicas\x18\x05 \x03(\v2\x14.adit.hub.v1.ReplicaR\breplicas\"\xc0\x02\n" +
 	"\aReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\thost_name\x18\x02 \x01(\tR\bhostName\x12\x1a\n" +
@@ -2246,7 +2255,8 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\tlast_seen\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x126\n" +
 	"\bsessions\x18\x05 \x03(\v2\x1a.adit.hub.v1.SessionReportR\bsessions\x120\n" +
 	"\bverdicts\x18\x06 \x03(\v2\x14.adit.hub.v1.VerdictR\bverdicts\x123\n" +
-	"\atunnels\x18\a \x03(\v2\x19.adit.hub.v1.TunnelReportR\atunnels\"O\n" +
+	"\atunnels\x18\a \x03(\v2\x19.adit.hub.v1.TunnelReportR\atunnels\x12\x14\n" +
+	"\x05state\x18\b \x01(\tR\x05state\"O\n" +
 	"\x11ListAgentsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +

@@ -573,7 +573,9 @@ type SessionReport struct {
 	TunnelIds     []string               `protobuf:"bytes,11,rep,name=tunnel_ids,json=tunnelIds,proto3" json:"tunnel_ids,omitempty"`
 	Lanes         uint32                 `protobuf:"varint,12,opt,name=lanes,proto3" json:"lanes,omitempty"`
 	// Last measured round trip in microseconds.
-	RttMicros     uint64 `protobuf:"varint,13,opt,name=rtt_micros,json=rttMicros,proto3" json:"rtt_micros,omitempty"`
+	RttMicros uint64 `protobuf:"varint,13,opt,name=rtt_micros,json=rttMicros,proto3" json:"rtt_micros,omitempty"`
+	// The edge that has it; filled in by the hub.
+	EdgeId        string `protobuf:"bytes,14,opt,name=edge_id,json=edgeId,proto3" json:"edge_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -697,6 +699,13 @@ func (x *SessionReport) GetRttMicros() uint64 {
 		return x.RttMicros
 	}
 	return 0
+}
+
+func (x *SessionReport) GetEdgeId() string {
+	if x != nil {
+		return x.EdgeId
+	}
+	return ""
 }
 
 type PortReport struct {
@@ -917,7 +926,7 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\atunnels\x18\x05 \x03(\v2\x19.adit.hub.v1.TunnelReportR\atunnels\x12-\n" +
 	"\x04edge\x18\x06 \x01(\v2\x19.adit.wire.v1.EdgeAddressR\x04edge\x12\x1a\n" +
 	"\bsoftware\x18\a \x01(\tR\bsoftware\x12\x1a\n" +
-	"\bdraining\x18\b \x01(\bR\bdraining\"\x93\x03\n" +
+	"\bdraining\x18\b \x01(\bR\bdraining\"\xac\x03\n" +
 	"\rSessionReport\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x1d\n" +
 	"\n" +
@@ -935,7 +944,8 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"tunnel_ids\x18\v \x03(\tR\ttunnelIds\x12\x14\n" +
 	"\x05lanes\x18\f \x01(\rR\x05lanes\x12\x1d\n" +
 	"\n" +
-	"rtt_micros\x18\r \x01(\x04R\trttMicros\"\x7f\n" +
+	"rtt_micros\x18\r \x01(\x04R\trttMicros\x12\x17\n" +
+	"\aedge_id\x18\x0e \x01(\tR\x06edgeId\"\x7f\n" +
 	"\n" +
 	"PortReport\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.adit.wire.v1.KindR\x04kind\x12\x12\n" +
