@@ -12,7 +12,7 @@ TESTFLAGS ?= -count=1 -timeout=15m
 
 # What make bench runs; BENCHFLAGS adds to it, for example BENCHFLAGS="-only chisel".
 BENCH    := $(GO) test -tags bench -count=1 -timeout=3h -v -run '^TestBench$$' ./test/bench -args
-QUICK    := adit (auto|latency|throughput)$$|frp quic|haproxy 2 hop tls
+QUICK    := adit (auto|latency|throughput)$$|throughput passthrough|frp quic|haproxy 2 hop tls
 
 export ADIT_TOOLS := $(TOOLS)
 export ADIT_BIN   := $(BIN)/adit
@@ -42,7 +42,7 @@ bench: build ## measure adit beside its peers, and write docs/benchmarks.md
 	$(BENCH) -docs $(CURDIR)/docs $(BENCHFLAGS)
 
 bench-quick: build ## the same in under five minutes, with fewer targets, printed only
-	$(BENCH) -rounds 1 -length 600ms -path-length 1500ms -idle 1000 -only '$(QUICK)' $(BENCHFLAGS)
+	$(BENCH) -rounds 1 -length 600ms -path-length 1500ms -scenes '1 % loss, cubic' -idle 1000 -only '$(QUICK)' $(BENCHFLAGS)
 
 check: ## gofmt, vet, and the linters where they are installed
 	@test/check

@@ -33,6 +33,7 @@ var (
 	pathLength = flag.Duration("path-length", 5*time.Second, "length of one measurement on the emulated path; 0 = leave the path out")
 	idle       = flag.Int("idle", 5000, "idle connections per target; 0 = leave out")
 	only       = flag.String("only", "", "expression that names of targets must match")
+	scenes     = flag.String("scenes", "", "expression that scenes on the emulated path must match")
 	docs       = flag.String("docs", "", "documentation folder to publish in; empty = print only")
 	raw        = flag.String("raw", "", "file for the raw data")
 	// Set by this program where it runs itself again.
@@ -101,20 +102,19 @@ func wanted(t *testing.T, name string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ok || name == report.Direct
+	return ok || name == report.Direct || name == report.FRP
 }
 
 func loopbackScene(t *testing.T) {
 	s := site{near: "127.0.0.1", far: "127.0.0.1"}
 	o := startOrigin(t, s)
 	targets := []*target{{name: report.Direct, tcp: o.tcp, http: o.http, udp: o.udp}}
-	for _, policy := range []string{"throughput", "latency", "auto"} {
-		if name := "adit " + policy; wanted(t, name) {
+	for _, policy := range policies {
+		if wanted(t, "adit "+policy) {
 			targets = append(targets, adit(t, s, o, policy)...)
 		}
 	}
-	targets = append(targets, frp(t, s, o, report.FRP)...)
-	for _, name := range []string{"frp nomux", "frp quic"} {
+	for _, name := range []string{report.FRP, "frp nomux", "frp quic"} {
 		if wanted(t, name) {
 			targets = append(targets, frp(t, s, o, name)...)
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"testing"
 	"time"
@@ -32,7 +33,14 @@ var paths = []path{
 // pathScenes emulates each path in this process and measures in another one, which runs in the
 // namespace of the visitors.
 func pathScenes(t *testing.T) {
+	matching, err := regexp.Compile(*scenes)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, p := range paths {
+		if !matching.MatchString(p.scene) {
+			continue
+		}
 		t.Run(p.scene, func(t *testing.T) {
 			if !netlab.AllowCongestion(t, p.congestion) {
 				t.Logf("%s is left out: the kernel has no %s", p.scene, p.congestion)
@@ -69,7 +77,7 @@ func measureScene(t *testing.T) {
 	s := site{near: near.Addr, far: far.Addr, wrap: far.Exec()}
 	o := startOrigin(t, s)
 	targets := []*target{{name: report.Direct, tcp: o.tcp}}
-	for _, policy := range []string{"throughput", "latency", "auto"} {
+	for _, policy := range policies {
 		if wanted(t, "adit "+policy) {
 			targets = append(targets, adit(t, s, o, policy)...)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -48,6 +49,7 @@ func Join(t testing.TB, p netem.Path) *Pair {
 	need.Kernel(t, need.NetNamespaces)
 	need.Kernel(t, need.TUN)
 	need.Program(t, "ip")
+	sweep(t)
 	name := fmt.Sprintf("adit-%d-%d", os.Getpid(), made.Add(1))
 	lab := &Pair{A: End{name + "a", AddrA}, B: End{name + "b", AddrB}}
 	for _, e := range []End{lab.A, lab.B} {
@@ -76,6 +78,24 @@ func Join(t testing.TB, p netem.Path) *Pair {
 		ip(t, "-n", e.Namespace, "link", "set", "path", "mtu", "1500", "txqueuelen", "10000", "up")
 	}
 	return lab
+}
+
+var ours = regexp.MustCompile(`^adit-(\d+)-\d+[ab]$`)
+
+// sweep removes what a run that was killed has left.
+func sweep(t testing.TB) {
+	t.Helper()
+	entries, err := os.ReadDir("/var/run/netns")
+	if err != nil {
+		return // none was ever made
+	}
+	for _, e := range entries {
+		if m := ours.FindStringSubmatch(e.Name()); m != nil {
+			if _, err := os.Stat("/proc/" + m[1]); err != nil {
+				ip(t, "netns", "delete", e.Name())
+			}
+		}
+	}
 }
 
 func ip(t testing.TB, args ...string) {
