@@ -181,6 +181,9 @@ func TestChangesTouchNothingElse(t *testing.T) {
 	eventually(t, "a being served", r.serves("a"))
 	c := dialPort(t, port)
 	wantEcho(t, c, "before")
+	if n := gauge(t, r, "adit_edge_streams"); n != 1 {
+		t.Errorf("%v streams are counted, one is open", n)
+	}
 	listener := r.ports.bound[place{port: uint16(port)}]
 	t.Run("H10 T24 invariant 2: a batch of unrelated changes leaves a running connection alone", func(t *testing.T) {
 		for i := range 100 {

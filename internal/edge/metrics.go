@@ -5,6 +5,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -15,6 +16,7 @@ import (
 
 type metrics struct {
 	connected, revision, tunnels prometheus.Gauge
+	streams                      *prometheus.GaugeVec
 	connections, bytes           *prometheus.CounterVec
 	kinds                        map[wirev1.Kind]*kindMetrics
 }
@@ -22,6 +24,7 @@ type metrics struct {
 // kindMetrics are those of one kind of tunnel, looked up once.
 type kindMetrics struct {
 	in, out prometheus.Counter
+	streams prometheus.Gauge
 }
 
 var kindNames = map[wirev1.Kind]string{
@@ -39,6 +42,9 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		tunnels: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "adit_edge_tunnels", Help: "Tunnels this edge answers for.",
 		}),
+		streams: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "adit_edge_streams", Help: "Streams open to agents now, by kind of tunnel; for udp see adit_edge_udp_flows.",
+		}, []string{"kind"}),
 		connections: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "adit_edge_connections_total", Help: "Visitor connections by kind of tunnel and result: ok, or the reason code.",
 		}, []string{"kind", "result"}),
@@ -50,10 +56,11 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	for k, name := range kindNames {
 		m.kinds[k] = &kindMetrics{
 			in: m.bytes.WithLabelValues(name, "in"), out: m.bytes.WithLabelValues(name, "out"),
+			streams: m.streams.WithLabelValues(name),
 		}
 	}
 	if r != nil {
-		r.MustRegister(m.connected, m.revision, m.tunnels, m.connections, m.bytes)
+		r.MustRegister(m.connected, m.revision, m.tunnels, m.streams, m.connections, m.bytes)
 	}
 	return m
 }
@@ -65,7 +72,7 @@ func b2f(b bool) float64 {
 	return 0
 }
 
-// metered is a replica whose bytes are counted; its streams are counted by link.
+// metered is a replica whose streams and bytes are counted.
 type metered struct {
 	*link.Replica
 	metrics *metrics
@@ -78,13 +85,25 @@ func (r *metered) Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1
 		return out, err
 	}
 	k.in.Add(float64(len(first)))
+	k.streams.Inc()
 	return &meteredStream{Outgoing: out, kind: k}, nil
 }
 
-// meteredStream counts the bytes of a stream.
+// meteredStream counts a stream while it is open, and its bytes.
 type meteredStream struct {
 	link.Outgoing
-	kind *kindMetrics
+	kind  *kindMetrics
+	ended sync.Once
+}
+
+func (s *meteredStream) Close() error {
+	s.ended.Do(s.kind.streams.Dec)
+	return s.Outgoing.Close()
+}
+
+func (s *meteredStream) Abort() {
+	s.ended.Do(s.kind.streams.Dec)
+	s.Outgoing.Abort()
 }
 
 func (s *meteredStream) Read(b []byte) (int, error) {

@@ -508,7 +508,9 @@ func gauge(t *testing.T, r *rig, name string) (sum float64) {
 			for _, m := range f.GetMetric() {
 				sum += m.GetGauge().GetValue()
 			}
+			return sum
 		}
 	}
-	return sum
+	t.Fatalf("there is no metric %s", name)
+	return 0
 }

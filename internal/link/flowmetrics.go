@@ -19,8 +19,16 @@ const (
 // DatagramsDropped returns the counter adit_<part>_udp_datagrams_dropped_total{reason}; part is
 // "edge" or "agent". Everyone who drops datagrams of that part counts here. reg may be nil.
 func DatagramsDropped(reg prometheus.Registerer, part string) *prometheus.CounterVec {
-	return register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+	dropped := register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "adit_" + part + "_udp_datagrams_dropped_total",
 		Help: "Datagrams of udp tunnels that were dropped, by reason.",
 	}, []string{"reason"}))
+	// From zero, so that the first drop is an increase that alerts see.
+	for _, reason := range []string{
+		dropQueueFull, dropMemory, dropTooLarge, dropNoSession, dropSessionLost, dropNoStream,
+		dropFlowEnded, dropFlowUnknown, dropMalformed, dropLost,
+	} {
+		dropped.WithLabelValues(reason)
+	}
+	return dropped
 }
