@@ -73,6 +73,7 @@ func TestBench(t *testing.T) {
 		t.Run("path", pathScenes)
 	}
 	t.Run("idle", idleConnections)
+	t.Run("routes", routes)
 	save(t)
 	t.Log(run.Markdown() + "\n" + run.Budgets())
 }

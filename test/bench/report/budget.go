@@ -101,7 +101,14 @@ func budgets() []budget {
 		{work: "UDP 1,200 bytes", readings: udpReadings},
 		{work: "idle connections", readings: idleReadings},
 		{work: "raw lanes, idle connections", missing: "raw lanes are not built yet"},
-		{work: "100,000 routes", missing: "not part of this benchmark yet"},
+		{work: "100,000 routes", readings: func(r *Run) []reading {
+			ok := r.Routes.MiB > 0
+			return []reading{
+				{"MiB beside the tunnels", r.Routes.MiB, ok, 60, false},
+				{"slowest lookup, ns", r.Routes.Lookup, ok, 300, false},
+				{"replacing one, ms", r.Routes.Replace / 1e6, ok, 1, false},
+			}
+		}},
 		{work: "idle agent", readings: func(r *Run) []reading {
 			return []reading{{"MiB of anonymous memory", r.AgentKiB / 1024, r.AgentKiB > 0, 15, false}}
 		}},

@@ -46,6 +46,14 @@ type Idle struct {
 	Failed           int64   `json:"failed,omitempty"`
 }
 
+// Routes is what a table of 100,000 routes costs.
+type Routes struct {
+	MiB float64 `json:"mib"`
+	// Lookup is the slowest kind of lookup, Replace the replacement of one route; nanoseconds.
+	Lookup  float64 `json:"lookup_ns"`
+	Replace float64 `json:"replace_ns"`
+}
+
 // Machine says where and with what it was measured.
 type Machine struct {
 	Date     string            `json:"date"`
@@ -74,6 +82,7 @@ type Run struct {
 	Idle     []Idle   `json:"idle,omitempty"`
 	// AgentKiB is the anonymous memory of an agent that has a session and no visitors.
 	AgentKiB float64 `json:"idle_agent_kib,omitempty"`
+	Routes   Routes  `json:"routes,omitzero"`
 }
 
 // Figure picks one number of a sample.
