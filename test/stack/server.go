@@ -28,7 +28,7 @@ type Server struct {
 	// HTTPS, HTTP and Admin are the bound addresses.
 	HTTPS, HTTP, Admin string
 	args               []string
-	env                []string
+	env, wrap          []string
 }
 
 // ServerConfig is what differs from a plain server with both roles.
@@ -45,6 +45,8 @@ type ServerConfig struct {
 	HTTPS, HTTP string
 	// Args and Env are added at the end.
 	Args, Env []string
+	// Wrap is a command line that runs the server.
+	Wrap []string
 	// Unstarted makes StartServer return before the server is ready.
 	Unstarted bool
 }
@@ -52,7 +54,7 @@ type ServerConfig struct {
 // StartServer starts a server on free ports of loopback and waits until it is ready.
 func StartServer(t testing.TB, c ServerConfig) *Server {
 	t.Helper()
-	s := &Server{t: t, Dir: c.Dir, env: c.Env}
+	s := &Server{t: t, Dir: c.Dir, env: c.Env, wrap: c.Wrap}
 	if s.Dir == "" {
 		s.Dir = t.TempDir()
 	}
@@ -90,7 +92,7 @@ func (s *Server) launch() {
 	s.t.Helper()
 	// A server.json of an earlier run must not be taken for the new one's.
 	os.Remove(filepath.Join(s.Dir, "server.json"))
-	s.Process = Start(s.t, Command{Name: "server", Args: s.args, Env: s.env, Grace: 30 * time.Second})
+	s.Process = Start(s.t, Command{Name: "server", Args: s.args, Env: s.env, Wrap: s.wrap, Grace: 30 * time.Second})
 }
 
 // Restart starts the server again, on the same ports and data, after it has ended.
