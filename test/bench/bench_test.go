@@ -1,4 +1,4 @@
-//go:build bench
+//go:build bench && linux
 
 // Package bench measures Adit beside its peers: all targets run at once, idle ones silent;
 // rounds visit the targets in a shuffled order, and what counts are medians of the ratios
