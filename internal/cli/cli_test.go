@@ -102,6 +102,7 @@ func TestUsage(t *testing.T) {
 		{"relay role", []string{"server", "--domain", "example.com", "--roles", "hub,edge,relay"}, "relay"},
 		{"no domain", []string{"server"}, "--domain example.com"},
 		{"bad address", []string{"server", "--domain", "example.com", "--listen-https", "nowhere"}, "listen-https"},
+		{"settings of nobody", []string{"config", "validate"}, "adit config validate server"},
 		{"agent without token", []string{"agent"}, "ADIT_TOKEN_FILE"},
 		{"invite without name", []string{"invite", "create", "--hostname", "a.example.com"}, "--name"},
 		{"invite without grant", []string{"invite", "create", "--name", "x"}, "allows nothing"},

@@ -14,6 +14,12 @@ func (a *app) configCommand() *cobra.Command {
 		print.AddCommand(a.configOf(p, "Print the effective settings of the "+p.String()+" and where each comes from", a.printSettings))
 		validate.AddCommand(a.configOf(p, "Check the settings of the "+p.String(), a.validateSettings))
 	}
+	for _, verb := range []*cobra.Command{print, validate} {
+		verb.Args = noArgs
+		verb.RunE = func(cmd *cobra.Command, _ []string) error {
+			return usageErrorf("say whose settings: `%[1]s server` or `%[1]s agent`", cmd.CommandPath())
+		}
+	}
 	c.AddCommand(print, validate)
 	return c
 }

@@ -72,7 +72,8 @@ func tunnelView(s *hubv1.TunnelStatus) tunnel {
 		v.CarrierPolicy = "auto"
 	}
 	for _, o := range t.GetOrigins() {
-		v.Origins = append(v.Origins, o.GetUrl())
+		// The origin of a range of ports names none: it is reached at the visitor's.
+		v.Origins = append(v.Origins, strings.TrimSuffix(o.GetUrl(), ":0"))
 	}
 	for _, c := range s.GetConflicts() {
 		v.Conflicts = append(v.Conflicts, conflict{Key: c.GetKey(), Code: c.GetCode(), Detail: c.GetDetail()})

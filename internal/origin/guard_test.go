@@ -155,7 +155,7 @@ func TestParse(t *testing.T) {
 		{&hubv1.Origin{Url: "http://a"}, "http://a:80"},
 		{&hubv1.Origin{Url: "https://a/"}, "https://a:443"},
 		{&hubv1.Origin{Url: "tls://[::1]:9", ProxyProtocol: "v2"}, "tls://[::1]:9"},
-		{&hubv1.Origin{Url: "udp://a:0"}, "udp://a:0"},
+		{&hubv1.Origin{Url: "udp://a:0"}, "udp://a"},
 		{&hubv1.Origin{Url: "tcp://a"}, ""},
 		{&hubv1.Origin{Url: "tcp://a:0"}, ""},
 		{&hubv1.Origin{Url: "tcp://:80"}, ""},

@@ -113,9 +113,9 @@ func Parse(o *hubv1.Origin) (*Spec, error) {
 // TLS reports whether the agent speaks TLS to this origin.
 func (s *Spec) TLS() bool { return s.Scheme == SchemeHTTPS || s.Scheme == SchemeTLS }
 
-// String is the origin as people write it.
+// String is the origin as people write it: that of a range of ports names none.
 func (s *Spec) String() string {
-	return s.Scheme + "://" + hostPort(s)
+	return s.Scheme + "://" + strings.TrimSuffix(hostPort(s), ":0")
 }
 
 // Dialer dials origins. It is safe for concurrent use.

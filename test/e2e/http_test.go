@@ -109,7 +109,7 @@ func TestHTTP(t *testing.T) {
 		}
 	})
 	t.Run("a stopped origin is origin_refused", func(t *testing.T) { wantReason(t, r, "down.localhost", http.StatusBadGateway, "origin_refused") })
-	t.Run("protected without a gate is access_denied", func(t *testing.T) { wantReason(t, r, "closed.localhost", http.StatusForbidden, "access_denied") })
+	t.Run("invariant 10 protected without a gate is access_denied", func(t *testing.T) { wantReason(t, r, "closed.localhost", http.StatusForbidden, "access_denied") })
 	t.Run("an unknown name gets unrecognized_name", func(t *testing.T) {
 		_, err := tls.Dial("tcp", r.HTTPS, &tls.Config{ServerName: "nobody.localhost", RootCAs: r.Roots()})
 		if err == nil || !strings.Contains(err.Error(), "unrecognized name") {

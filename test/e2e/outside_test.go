@@ -166,3 +166,48 @@ func TestAnswersTellNoSecret(t *testing.T) {
 		}
 	})
 }
+
+// TestReasonsAgree: whoever looks, visitor or owner, sees the same reason with its remedy.
+func TestReasonsAgree(t *testing.T) {
+	s := stack.StartServer(t, stack.ServerConfig{})
+	inv := s.Invite("reasons", "--hostname", "down.localhost")
+	a := stack.StartAgent(t, inv.File, stack.AgentConfig{Services: []stack.Service{stack.HTTP("down.localhost", "http://127.0.0.1:1")}})
+	s.WaitOnline(1, "down.localhost")
+	t.Run("invariant 11 page, logs, status and CLI say the same reason", func(t *testing.T) {
+		const code, remedy = "origin_refused", "is the service running, and on this port?"
+		for _, accept := range []string{"text/html", "application/json", "*/*"} {
+			q, err := http.NewRequest(http.MethodGet, s.URL("down.localhost", "/"), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			q.Header.Set("Accept", accept)
+			resp, err := s.Client().Do(q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, _ := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			if resp.StatusCode != http.StatusBadGateway || resp.Header.Get("Adit-Error") != code || !strings.Contains(string(b), code) ||
+				!strings.Contains(string(b), resp.Header.Get("Adit-Request-Id")) {
+				t.Errorf("%s: %d %q %s", accept, resp.StatusCode, resp.Header, b)
+			}
+			if strings.Contains(string(b), "127.0.0.1") {
+				t.Errorf("%s: the page tells a visitor where the origin is: %s", accept, b)
+			}
+		}
+		s.WaitLog(10*time.Second, code, remedy, `"hop":"origin"`)
+		a.WaitLog(10*time.Second, code, remedy)
+		a.WaitReadyz(10*time.Second, code)
+		for _, args := range [][]string{{"tunnel", "get", "down.localhost"}, {"tunnel", "get", "down.localhost", "-o", "json"}} {
+			stack.Eventually(t, 10*time.Second, func() error {
+				if r := s.CLI(args...); r.Code != 0 || !strings.Contains(r.Stdout, code) || !strings.Contains(r.Stdout, remedy) {
+					return fmt.Errorf("%v: %+v", args, r)
+				}
+				return nil
+			})
+		}
+		if s.Metric("adit_edge_connections_total", `result="origin_refused"`)+s.Metric("adit_edge_http_requests_total", `code="502"`) == 0 {
+			t.Error("no metric counts it")
+		}
+	})
+}

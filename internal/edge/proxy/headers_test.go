@@ -60,7 +60,7 @@ func TestForwardedHeaders(t *testing.T) {
 				}
 			}
 		})
-		t.Run("I04 I05 identity headers never come from a visitor: "+v, func(t *testing.T) {
+		t.Run("I04 I05 invariant 8 identity headers never come from a visitor: "+v, func(t *testing.T) {
 			r := newRig(t)
 			r.put("a.example.test", o)
 			h := http.Header{}
@@ -122,7 +122,7 @@ func TestForwardedHeaders(t *testing.T) {
 			r.giveUpIdle()
 		}
 	})
-	t.Run("I03 one resolved address for headers, log and the agent", func(t *testing.T) {
+	t.Run("I03 invariant 8 one resolved address for headers, log and the agent", func(t *testing.T) {
 		r := newRig(t, func(c *Config) { c.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")} })
 		r.put("a.example.test", o)
 		got := r.headers(t, "h2", http.Header{"X-Forwarded-For": {"198.51.100.7"}})

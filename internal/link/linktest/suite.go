@@ -54,18 +54,18 @@ func Run(t *testing.T, dial Dial) {
 
 func runStreams(t *testing.T, s *suite) {
 	for name, f := range map[string]func(*testing.T, *suite){
-		"open":                   testOpen,
-		"refusal":                testRefusal,
-		"half-close":             testHalfClose,
-		"D02 close with data":    testCloseWithData,
-		"reset and abort":        testAbort,
-		"abort of a stuck write": testAbortStuck,
-		"1-byte writes":          testSmallWrites,
-		"bulk both ways":         testBulk,
-		"concurrent streams":     testConcurrent,
-		"T12 stalled streams":    testStalled,
-		"cancel":                 testCancel,
-		"deadlines":              testDeadlines,
+		"open":                            testOpen,
+		"refusal":                         testRefusal,
+		"half-close":                      testHalfClose,
+		"D02 close with data":             testCloseWithData,
+		"reset and abort":                 testAbort,
+		"abort of a stuck write":          testAbortStuck,
+		"1-byte writes":                   testSmallWrites,
+		"bulk both ways":                  testBulk,
+		"concurrent streams":              testConcurrent,
+		"T12 invariant 7 stalled streams": testStalled,
+		"cancel":                          testCancel,
+		"deadlines":                       testDeadlines,
 	} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); f(t, s) })
 	}
