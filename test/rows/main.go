@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"sort"
 	"strings"
 	"unicode"
@@ -99,18 +100,21 @@ func (o outcome) String() string {
 	return "missing"
 }
 
-// rowOf returns the id that a test's last name element starts with, among ids.
-func rowOf(test string, ids map[string]bool) string {
+// rowsOf returns the ids, of those in ids, that a test's last name element starts with.
+func rowsOf(test string, ids map[string]bool) (found []string) {
 	last := test[strings.LastIndexByte(test, '/')+1:]
-	end := strings.IndexFunc(last, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
-	if end >= 0 {
-		last = last[:end]
+	for _, word := range strings.FieldsFunc(last, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+		if !anID.MatchString(word) {
+			break
+		}
+		if ids[word] {
+			found = append(found, word)
+		}
 	}
-	if ids[last] {
-		return last
-	}
-	return ""
+	return found
 }
+
+var anID = regexp.MustCompile(`^[A-Z][0-9]{2}$`)
 
 func printRows(list, run string, out io.Writer) (bool, error) {
 	lf, err := os.Open(list)
@@ -134,26 +138,24 @@ func printRows(list, run string, out io.Writer) (bool, error) {
 	got := map[string]*outcome{}
 	where := map[string]map[string]bool{}
 	err = readEvents(rf, func(e event, _ []byte) error {
-		id := rowOf(e.Test, ids)
-		if id == "" {
-			return nil
+		for _, id := range rowsOf(e.Test, ids) {
+			o := got[id]
+			if o == nil {
+				o, where[id] = &outcome{}, map[string]bool{}
+				got[id] = o
+			}
+			switch e.Action {
+			case "pass":
+				o.pass++
+			case "fail":
+				o.fail++
+			case "skip":
+				o.skip++
+			default:
+				continue
+			}
+			where[id][short(e.Package)] = true
 		}
-		o := got[id]
-		if o == nil {
-			o, where[id] = &outcome{}, map[string]bool{}
-			got[id] = o
-		}
-		switch e.Action {
-		case "pass":
-			o.pass++
-		case "fail":
-			o.fail++
-		case "skip":
-			o.skip++
-		default:
-			return nil
-		}
-		where[id][short(e.Package)] = true
 		return nil
 	})
 	if err != nil {

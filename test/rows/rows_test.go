@@ -14,7 +14,7 @@ const sampleRun = `{"Action":"run","Package":"github.com/adit-dev/adit/internal/
 {"Action":"pass","Package":"p","Test":"TestB/H011_is_no_row"}
 {"Action":"pass","Package":"p","Test":"TestB/H02:_charset"}
 {"Action":"fail","Package":"q","Test":"TestB/H02_upper_case"}
-{"Action":"skip","Package":"q","Test":"TestB/D01_nc"}
+{"Action":"skip","Package":"q","Test":"TestB/T99_D01_nc"}
 `
 
 func TestPrintRows(t *testing.T) {
