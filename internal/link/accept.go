@@ -76,6 +76,9 @@ func (a *Acceptor) acceptSession(o *wirev1.Opening, b *binding) (*session, *reas
 		a.replicas[key] = r
 	}
 	a.mu.Unlock()
+	if !r.openings.Allow() {
+		return nil, reason.New(reason.RateLimited, reason.HopEdge, "this agent opened sessions too often; it may try again in a few seconds")
+	}
 	return a.join(r, o, b)
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 )
 
@@ -20,6 +22,7 @@ func Fast() Timing {
 	t.backoffMin, t.backoffMax, t.worked = 20*time.Millisecond, 500*time.Millisecond, 50*time.Millisecond
 	t.headStart, t.nextAddress, t.dial = 300*time.Millisecond, 50*time.Millisecond, 2*time.Second
 	t.upgradeMin, t.upgradeMax = 100*time.Millisecond, 500*time.Millisecond
+	t.openings = rate.Inf
 	return t
 }
 
@@ -54,6 +57,11 @@ func (c *Connector) Reopen(ctx context.Context, mode wirev1.SessionMode) error {
 
 // SetLaneWait sets how long a stream waits for a lane.
 func (t *timing) SetLaneWait(d time.Duration) { t.laneWait = d }
+
+// SetOpenings sets how often a replica may open sessions.
+func (t *timing) SetOpenings(every time.Duration, burst int) {
+	t.openings, t.openingBurst = rate.Every(every), burst
+}
 
 // LaneLimit is how many lanes the agent says it can hold.
 func (r *Replica) LaneLimit() int {

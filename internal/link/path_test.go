@@ -17,6 +17,12 @@ type path struct {
 	silent atomic.Bool
 	noUDP  atomic.Bool
 	noTCP  atomic.Bool
+	// idle, if set, is after how much silence a flow is forgotten, as a NAT does.
+	idle atomic.Int64
+	// lossy loses every n-th UDP packet.
+	lossy atomic.Int64
+	// hushed is which flows have fallen silent: all that began before.
+	hushed atomic.Int64
 	// smallHello loses QUIC connections whose first flight is more than one datagram.
 	smallHello atomic.Bool
 	// tcpTo, if set, is where TCP goes instead.
@@ -29,6 +35,39 @@ type path struct {
 	tcp   net.Listener
 	udp   *net.UDPConn
 	once  sync.Once
+}
+
+// pathFlow is one TCP connection or UDP mapping on its way through a path.
+type pathFlow struct {
+	born int64
+	last atomic.Int64
+	gone atomic.Bool
+}
+
+func (p *path) newFlow() *pathFlow {
+	f := &pathFlow{born: p.hushed.Load()}
+	f.last.Store(time.Now().UnixNano())
+	return f
+}
+
+// passes reports whether something of f gets through now.
+func (p *path) passes(f *pathFlow) bool {
+	now := time.Now().UnixNano()
+	before := f.last.Swap(now)
+	if idle := p.idle.Load(); idle > 0 && now-before > idle {
+		f.gone.Store(true)
+	}
+	return !p.silent.Load() && !f.gone.Load() && f.born >= p.hushed.Load()
+}
+
+// Hush makes all flows fall silent for ever; new ones pass.
+func (p *path) Hush() { p.hushed.Add(1) }
+
+// loses reports whether this packet is one of those that get lost.
+func (p *path) loses(n *int64) bool {
+	*n++
+	every := p.lossy.Load()
+	return every > 0 && *n%every == 0
 }
 
 func newPath(t testing.TB, to netip.AddrPort) *path {
@@ -87,16 +126,17 @@ func (p *path) acceptTCP(to netip.AddrPort) {
 		if !p.track(a) || !p.track(b) {
 			continue
 		}
-		p.wg.Go(func() { p.copy(a, b) })
-		p.wg.Go(func() { p.copy(b, a) })
+		f := p.newFlow()
+		p.wg.Go(func() { p.copy(a, b, f) })
+		p.wg.Go(func() { p.copy(b, a, f) })
 	}
 }
 
-func (p *path) copy(dst, src net.Conn) {
+func (p *path) copy(dst, src net.Conn, f *pathFlow) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := src.Read(buf)
-		if p.silent.Load() {
+		if !p.passes(f) {
 			if err != nil {
 				return
 			}
@@ -123,8 +163,10 @@ func (p *path) copy(dst, src net.Conn) {
 func (p *path) forwardUDP(to netip.AddrPort) {
 	type peer struct {
 		*net.UDPConn
+		*pathFlow
 		answered, lost atomic.Bool
 	}
+	var out int64
 	peers := map[netip.AddrPort]*peer{}
 	buf := make([]byte, 64<<10)
 	for {
@@ -144,10 +186,11 @@ func (p *path) forwardUDP(to netip.AddrPort) {
 			if err != nil || !p.track(u) {
 				continue
 			}
-			c = &peer{UDPConn: u}
+			c = &peer{UDPConn: u, pathFlow: p.newFlow()}
 			peers[from] = c
 			p.wg.Go(func() {
 				back := make([]byte, 64<<10)
+				var in int64
 				for {
 					n, err := c.Read(back)
 					if err != nil {
@@ -160,13 +203,13 @@ func (p *path) forwardUDP(to netip.AddrPort) {
 					if n > 200 { // more than an acknowledgement
 						c.answered.Store(true)
 					}
-					if !p.silent.Load() && !p.noUDP.Load() && !c.lost.Load() {
+					if p.passes(c.pathFlow) && !p.noUDP.Load() && !c.lost.Load() && !p.loses(&in) {
 						_, _ = p.udp.WriteToUDPAddrPort(back[:n], from)
 					}
 				}
 			})
 		}
-		if !c.lost.Load() {
+		if p.passes(c.pathFlow) && !c.lost.Load() && !p.loses(&out) {
 			_, _ = c.Write(buf[:n])
 		}
 	}

@@ -12,6 +12,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"golang.org/x/time/rate"
+
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/reason"
@@ -33,6 +35,8 @@ type Replica struct {
 
 	nextStream atomic.Uint64
 	stop       context.CancelFunc
+	// openings bounds what a replica costs that opens one session after the other.
+	openings *rate.Limiter
 
 	// events orders Joined and Left.
 	events sync.Mutex
@@ -43,7 +47,8 @@ type Replica struct {
 }
 
 func newReplica(a *Acceptor, key replicaKey, o *wirev1.Opening) *Replica {
-	r := &Replica{acceptor: a, key: key, hostName: printable(o.HostName), software: printable(o.Software)}
+	r := &Replica{acceptor: a, key: key, hostName: printable(o.HostName), software: printable(o.Software),
+		openings: rate.NewLimiter(a.timing.openings, a.timing.openingBurst)}
 	r.pair = newPair(r, a.cfg.Log.With("replica", r.ID(), "host", r.hostName), a.timing, a.metrics)
 	r.lanes = newLanePool(r, a.cfg.MaxLanes, a.timing.laneShrink)
 	ctx, cancel := context.WithCancel(context.Background())

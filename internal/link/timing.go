@@ -1,6 +1,10 @@
 package link
 
-import "time"
+import (
+	"time"
+
+	"golang.org/x/time/rate"
+)
 
 // timing holds every interval and allowance of the link, so that tests can make them small.
 type timing struct {
@@ -41,6 +45,9 @@ type timing struct {
 	upgradeMin, upgradeMax time.Duration
 	// drainMax is how long a replaced session may go on for its last streams.
 	drainMax time.Duration
+	// openings is how often one replica may open sessions; openingBurst how many at once.
+	openings     rate.Limit
+	openingBurst int
 }
 
 func defaultTiming() timing {
@@ -52,7 +59,8 @@ func defaultTiming() timing {
 		tick: time.Second, linger: 30 * time.Second,
 		backoffMin: time.Second, backoffMax: time.Minute, worked: 10 * time.Second,
 		headStart: 1500 * time.Millisecond, nextAddress: 250 * time.Millisecond, dial: 10 * time.Second,
-		upgradeMin: 30 * time.Second, upgradeMax: 10 * time.Minute,
+		upgradeMin: 30 * time.Second, upgradeMax: 4 * time.Minute,
 		drainMax: 24 * time.Hour,
+		openings: rate.Every(2 * time.Second), openingBurst: 20,
 	}
 }

@@ -76,6 +76,9 @@ func (d *Dialler) Open(ctx context.Context, c Conn, cs tls.ConnectionState, o *w
 	if r := reply.GetRefusal(); r != nil {
 		return nil, reason.FromRefusal(r)
 	}
+	if reply.Version < wire.MinVersion || reply.Version > wire.MaxVersion {
+		return nil, reason.New(reason.VersionUnsupported, "", "the other side chose protocol version %d, this side speaks %d to %d; update the older one", reply.Version, wire.MinVersion, wire.MaxVersion)
+	}
 	return reply, c.SetDeadline(time.Time{})
 }
 
