@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"sort"
 	"strings"
 	"unicode"
@@ -100,15 +101,17 @@ func (o outcome) String() string {
 	return "missing"
 }
 
-// rowsOf returns the ids, of those in ids, that a test's last name element starts with.
+// rowsOf returns the ids, of those in ids, that an element of a test's name starts with: a
+// name may hold slashes of its own.
 func rowsOf(test string, ids map[string]bool) (found []string) {
-	last := test[strings.LastIndexByte(test, '/')+1:]
-	for _, word := range strings.FieldsFunc(last, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
-		if !anID.MatchString(word) {
-			break
-		}
-		if ids[word] {
-			found = append(found, word)
+	for element := range strings.SplitSeq(test, "/") {
+		for _, word := range strings.FieldsFunc(element, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+			if !anID.MatchString(word) {
+				break
+			}
+			if ids[word] && !slices.Contains(found, word) {
+				found = append(found, word)
+			}
 		}
 	}
 	return found

@@ -15,19 +15,20 @@ const sampleRun = `{"Action":"run","Package":"github.com/adit-dev/adit/internal/
 {"Action":"pass","Package":"p","Test":"TestB/H02:_charset"}
 {"Action":"fail","Package":"q","Test":"TestB/H02_upper_case"}
 {"Action":"skip","Package":"q","Test":"TestB/T99_D01_nc"}
+{"Action":"pass","Package":"q","Test":"TestB/H04_text/event-stream"}
 `
 
 func TestPrintRows(t *testing.T) {
 	dir := t.TempDir()
 	list, run := filepath.Join(dir, "rows.txt"), filepath.Join(dir, "run.json")
-	write(t, list, "# comment\nH05 now a\nH02 now b\nH01 now c\nD01 now d\nR08 5 e\n")
+	write(t, list, "# comment\nH05 now a\nH02 now b\nH01 now c\nH04 now f\nD01 now d\nR08 5 e\n")
 	write(t, run, sampleRun)
 	var out bytes.Buffer
 	ok, err := printRows(list, run, &out)
 	if err != nil || ok {
 		t.Fatalf("ok %v, err %v", ok, err)
 	}
-	for _, want := range []string{"H05  pass     a (internal/edge)", "H02  fail", "H01  missing", "D01  skip", "R08  later"} {
+	for _, want := range []string{"H05  pass     a (internal/edge)", "H02  fail", "H01  missing", "D01  skip", "H04  pass", "R08  later"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
@@ -44,7 +45,7 @@ func TestFollowRun(t *testing.T) {
 	if got, _ := os.ReadFile(keep); string(got) != sampleRun {
 		t.Errorf("kept %q", got)
 	}
-	if !strings.HasSuffix(out.String(), "DONE 6 tests, 1 skipped, 1 failures\n") {
+	if !strings.HasSuffix(out.String(), "DONE 7 tests, 1 skipped, 1 failures\n") {
 		t.Errorf("closing line: %q", out.String())
 	}
 }
