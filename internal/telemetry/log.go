@@ -3,9 +3,13 @@ package telemetry
 
 import (
 	"context"
+	"encoding"
+	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,7 +46,7 @@ func NewLog(cfg LogConfig) *Log {
 	opts := &slog.HandlerOptions{Level: level(cfg.Level), ReplaceAttr: shorten}
 	var h slog.Handler
 	if cfg.Format == "json" || cfg.Format == "" && !isTerminal(out) {
-		opts.ReplaceAttr = nil
+		opts.ReplaceAttr = readable
 		h = slog.NewJSONHandler(w, opts)
 	} else {
 		h = slog.NewTextHandler(w, opts)
@@ -71,6 +75,21 @@ func level(s string) slog.Level {
 		return slog.LevelInfo
 	}
 	return l
+}
+
+// readable has JSON hold addresses and the like as people write them, not field by field.
+func readable(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() != slog.KindAny {
+		return a
+	}
+	switch v := a.Value.Any().(type) {
+	case error, json.Marshaler, encoding.TextMarshaler:
+	case fmt.Stringer:
+		if r := reflect.ValueOf(v); r.Kind() != reflect.Pointer || !r.IsNil() {
+			a.Value = slog.StringValue(v.String())
+		}
+	}
+	return a
 }
 
 // shorten makes the time of day enough for people at a terminal.

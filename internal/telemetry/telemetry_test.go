@@ -3,6 +3,8 @@ package telemetry_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"net"
 	"net/http/httptest"
 	"os"
 	"strings"
@@ -40,6 +42,19 @@ func TestLog(t *testing.T) {
 	l.Close()
 	if !strings.Contains(out.String(), "level=INFO msg=hello") {
 		t.Errorf("text: %q", out.String())
+	}
+}
+
+func TestJSONHoldsAddressesAsText(t *testing.T) {
+	var out bytes.Buffer
+	log := telemetry.NewLog(telemetry.LogConfig{Format: "json", Output: &out})
+	var none *net.TCPAddr
+	log.Info("m", "peer", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7}, "none", none, "err", errors.New("broken"))
+	log.Close()
+	for _, want := range []string{`"peer":"127.0.0.1:7"`, `"none":null`, `"err":"broken"`} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %s in %s", want, out.String())
+		}
 	}
 }
 
