@@ -110,6 +110,7 @@ func (d *declaring) apply(tx *store.Tx, c *hublink.Caller, r *hubv1.DeclareReque
 	if err := d.withdraw(tx); err != nil {
 		return err
 	}
+	at := d.h.front()
 	for i, cl := range d.claims {
 		if cl == nil {
 			continue
@@ -122,7 +123,7 @@ func (d *declaring) apply(tx *store.Tx, c *hublink.Caller, r *hubv1.DeclareReque
 		case err != nil:
 			return err
 		default:
-			d.verdicts[i].TunnelId, d.verdicts[i].Url = cl.tunnel.Id, d.h.url(cl.tunnel)
+			d.verdicts[i].TunnelId, d.verdicts[i].Url = cl.tunnel.Id, at.url(cl.tunnel)
 		}
 	}
 	rows := make([]store.Declaration, len(d.verdicts))

@@ -677,6 +677,15 @@ func TestListTunnels(t *testing.T) {
 	}
 	_, err := h.GetTunnel(t.Context(), "tcp:x")
 	wantProblem(t, err, reason.Invalid, "label")
+	t.Run("where an edge that joined is the only one, addresses are its", func(t *testing.T) {
+		edge := &hubv1.Edge{Address: &wirev1.EdgeAddress{Id: "0123456789abcdef", Addresses: []string{"edge1.example.net:9443"}}}
+		h.feed.apply(nil, map[string]*hubv1.Resource{"edge/0123456789abcdef": {Item: &hubv1.Resource_Edge{Edge: edge}}})
+		for label, want := range map[string]string{"ssh": "tcp://edge1.example.net:2000", "h01": "https://h01.example.com:9443"} {
+			if s, err := h.GetTunnel(t.Context(), label); err != nil || s.GetUrl() != want {
+				t.Errorf("%s: %v, %v", label, s, err)
+			}
+		}
+	})
 }
 
 func TestStoreUnavailable(t *testing.T) {

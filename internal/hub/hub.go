@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -102,6 +103,8 @@ type Hub struct {
 	hostName string
 	issuer   Issuer
 	askAgain chan struct{}
+	// localEdge is true once the edge of this process has asked for the feed.
+	localEdge atomic.Bool
 
 	feed     *feed
 	presence *presence

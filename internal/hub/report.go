@@ -222,6 +222,7 @@ type LocalFeed struct {
 
 // LocalFeed is the feed of an edge in the hub's own process.
 func (h *Hub) LocalFeed(edge ed25519.PublicKey) *LocalFeed {
+	h.localEdge.Store(true)
 	return &LocalFeed{h, edgeCaller{key: edge}}
 }
 

@@ -112,18 +112,39 @@ func (h *Hub) dropToken(tx *store.Tx, token string) error {
 	return nil
 }
 
+// front is where visitors find the edges.
+type front struct{ host, port string }
+
 // url is the public address of a tunnel.
-func (h *Hub) url(t *hubv1.Tunnel) string {
-	port := ""
-	if u, err := url.Parse(h.cfg.URL); err == nil && u.Port() != "" && u.Port() != "443" {
-		port = ":" + u.Port()
-	}
+func (f front) url(t *hubv1.Tunnel) string {
 	switch t.GetKind() {
 	case wirev1.Kind_KIND_TCP, wirev1.Kind_KIND_UDP:
-		return protocolOf(t.GetKind()) + "://" + net.JoinHostPort(h.cfg.HubHost, ports(int(t.GetPort()), int(t.GetPortLast())))
+		return protocolOf(t.GetKind()) + "://" + net.JoinHostPort(f.host, ports(int(t.GetPort()), int(t.GetPortLast())))
 	default:
-		return "https://" + t.GetHostname() + port
+		if f.port == "" || f.port == "443" {
+			return "https://" + t.GetHostname()
+		}
+		return "https://" + net.JoinHostPort(t.GetHostname(), f.port)
 	}
+}
+
+// front is the hub's own host if it is an edge too, else the first edge that joined. It looks
+// through the whole feed: ask once for many tunnels.
+func (h *Hub) front() front {
+	if !h.localEdge.Load() {
+		for _, e := range h.feed.edges() {
+			for _, a := range e.GetAddress().GetAddresses() {
+				if host, port, err := net.SplitHostPort(a); err == nil {
+					return front{host, port}
+				}
+			}
+		}
+	}
+	f := front{host: h.cfg.HubHost}
+	if u, err := url.Parse(h.cfg.URL); err == nil {
+		f.port = u.Port()
+	}
+	return f
 }
 
 func kindText(k wirev1.Kind) string {
@@ -272,9 +293,9 @@ func (h *Hub) statuses(ctx context.Context, ts []*hubv1.Tunnel) ([]*hubv1.Tunnel
 			conflicts[a] = append(conflicts[a], v)
 		}
 	}
-	out := make([]*hubv1.TunnelStatus, len(ts))
+	out, at := make([]*hubv1.TunnelStatus, len(ts)), h.front()
 	for i, t := range ts {
-		s := &hubv1.TunnelStatus{Tunnel: t, Url: h.url(t), Replicas: uint32(serving[t.GetId()])}
+		s := &hubv1.TunnelStatus{Tunnel: t, Url: at.url(t), Replicas: uint32(serving[t.GetId()])}
 		s.Conflicts = conflicts[t.GetHostname()]
 		if t.GetHostname() == "" {
 			s.Conflicts = conflicts[protocolOf(t.GetKind())+":"+strconv.Itoa(int(t.GetPort()))]
