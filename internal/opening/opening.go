@@ -17,8 +17,12 @@ import (
 	"github.com/adit-dev/adit/internal/wire"
 )
 
-// Timeout bounds everything before authentication.
+// Timeout bounds everything before authentication, at the side that accepts.
 const Timeout = 5 * time.Second
+
+// replyTimeout is how long the dialler waits for the reply. It is longer than Timeout, so that
+// a slow moment never has the acceptor use a connection that the dialler has just given up.
+const replyTimeout = 2 * Timeout
 
 // ALPN protocol names.
 const (
@@ -63,7 +67,7 @@ func (d *Dialler) Open(ctx context.Context, c Conn, cs tls.ConnectionState, o *w
 			return nil, err
 		}
 	}
-	if err := setDeadline(ctx, c); err != nil {
+	if err := setDeadline(ctx, c, replyTimeout); err != nil {
 		return nil, err
 	}
 	if err := wire.WriteFrame(c, o, wire.MaxOpening); err != nil {
@@ -85,7 +89,7 @@ func (d *Dialler) Open(ctx context.Context, c Conn, cs tls.ConnectionState, o *w
 // Read reads the dialler's opening within Timeout and checks its version range. On a version
 // skew it answers the refusal itself.
 func Read(ctx context.Context, c Conn, hop string) (*wirev1.Opening, error) {
-	if err := setDeadline(ctx, c); err != nil {
+	if err := setDeadline(ctx, c, Timeout); err != nil {
 		return nil, err
 	}
 	o := &wirev1.Opening{}
@@ -141,8 +145,8 @@ func Verify(o *wirev1.Opening, cred *hubv1.Credential, self ed25519.PublicKey, c
 	return nil
 }
 
-func setDeadline(ctx context.Context, c Conn) error {
-	t := time.Now().Add(Timeout)
+func setDeadline(ctx context.Context, c Conn, limit time.Duration) error {
+	t := time.Now().Add(limit)
 	if d, ok := ctx.Deadline(); ok && d.Before(t) {
 		t = d
 	}
