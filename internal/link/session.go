@@ -51,7 +51,7 @@ type session struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when all goroutines ended
 
-	out chan *wirev1.Control
+	out frameQueue
 	// takesDatagrams: the carrier has datagrams at both ends.
 	takesDatagrams bool
 	pace           pacer
@@ -77,7 +77,7 @@ func newSession(p *pair, number uint64, carrier string, ctl controlConn, qc *qui
 	s := &session{
 		pair: p, number: number, carrier: carrier, ctl: ctl, qc: qc, local: local, remote: remote,
 		closeConn: closeConn, since: time.Now(), done: make(chan struct{}),
-		out: make(chan *wirev1.Control, controlQueue), live: map[*quicStream]struct{}{},
+		out: newFrameQueue(), live: map[*quicStream]struct{}{},
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.heard.Store(time.Now().UnixNano())
@@ -131,10 +131,7 @@ func (s *session) draining() bool { return s.replaced.Load() || s.peerDrain.Load
 
 // send queues a control frame and never blocks: a peer that takes none for so long is dead.
 func (s *session) send(m *wirev1.Control) {
-	select {
-	case s.out <- m:
-	case <-s.ctx.Done():
-	default:
+	if !s.out.put(m) && s.ctx.Err() == nil {
 		s.close(errors.New("the control connection is stuck"))
 	}
 }
@@ -166,34 +163,27 @@ func (s *session) readControl() error {
 }
 
 func (s *session) writeControl() error {
-	var buf []byte
 	for {
-		var m *wirev1.Control
 		select {
-		case m = <-s.out:
+		case <-s.out.more:
 		case <-s.ctx.Done():
 			return nil
 		}
-		buf = buf[:0]
-		for m != nil {
-			b, err := wire.AppendFrame(buf, m, wire.MaxControl)
-			if err != nil {
+		waiting := s.out.take()
+		var buf []byte
+		for i, m := range waiting {
+			var err error
+			if buf, err = wire.AppendFrame(buf, m, wire.MaxControl); err != nil {
 				return err
 			}
-			buf, m = b, nil
-			if len(buf) < 16<<10 {
-				select {
-				case m = <-s.out:
-				default:
-				}
+			if len(buf) < 16<<10 && i < len(waiting)-1 {
+				continue
 			}
-		}
-		_ = s.ctl.SetWriteDeadline(time.Now().Add(s.pair.timing.dead))
-		if _, err := s.ctl.Write(buf); err != nil {
-			return fmt.Errorf("control connection: %w", err)
-		}
-		if cap(buf) > 64<<10 {
-			buf = nil
+			_ = s.ctl.SetWriteDeadline(time.Now().Add(s.pair.timing.dead))
+			if _, err := s.ctl.Write(buf); err != nil {
+				return fmt.Errorf("control connection: %w", err)
+			}
+			buf = buf[:0]
 		}
 	}
 }
