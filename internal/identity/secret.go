@@ -25,12 +25,12 @@ func LoadOrCreateSecret(path string) ([]byte, error) {
 		}
 		tmp := path + ".tmp"
 		if err := os.WriteFile(tmp, []byte(base64.StdEncoding.EncodeToString(secret)+"\n"), 0o600); err != nil {
-			return nil, fmt.Errorf("write secret key: %w", err)
+			return nil, fmt.Errorf("secret key cannot be written: %w; make the folder writable, or name another file with --secret-key-file", err)
 		}
 		return secret, os.Rename(tmp, path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read secret key: %w", err)
+		return nil, fmt.Errorf("secret key cannot be read: %w; give this user the right to, or name another file with --secret-key-file", err)
 	}
 	secret, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(data)))
 	if err != nil || len(secret) != 32 {
