@@ -299,7 +299,7 @@ func TestACMEUnreachable(t *testing.T) {
 	a := p.acme(t, ACMEConfig{})
 	p.answer(t, a, false, false)
 	eventually(t, "the remedy", func() bool {
-		return strings.Contains(get(t, a, "closed.example.com").GetProblem(), "must")
+		return strings.Contains(get(t, a, "closed.example.com").GetProblem(), "further edge")
 	})
 	if c := get(t, a, "closed.example.com"); !strings.Contains(c.GetProblem(), "next try") {
 		t.Errorf("problem %q", c.GetProblem())
