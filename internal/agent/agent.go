@@ -22,6 +22,7 @@ import (
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/origin"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/internal/telemetry"
 )
 
 // Config is everything an agent can be told.
@@ -192,7 +193,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	if health != nil {
-		addr := health.Addr().String()
+		addr := telemetry.AdminAddr(health)
 		a.healthAddr.Store(&addr)
 		defer a.serveHealth(health)()
 	}

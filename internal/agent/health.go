@@ -20,12 +20,11 @@ func (a *Agent) listenHealth(ctx context.Context) (net.Listener, error) {
 	if a.cfg.HealthAddr == "" {
 		return nil, nil
 	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", a.cfg.HealthAddr)
+	l, err := telemetry.ListenAdmin(ctx, a.cfg.HealthAddr)
 	if err != nil && a.cfg.HealthFallback && errors.Is(err, syscall.EADDRINUSE) {
 		host, _, _ := net.SplitHostPort(a.cfg.HealthAddr)
 		busy := err
-		if l, err = lc.Listen(ctx, "tcp", net.JoinHostPort(host, "0")); err == nil {
+		if l, err = telemetry.ListenAdmin(ctx, net.JoinHostPort(host, "0")); err == nil {
 			a.log.Warn("the health address is busy, another one is used", "wanted", a.cfg.HealthAddr, "used", l.Addr().String(), "error", busy)
 		}
 	}

@@ -30,26 +30,28 @@ type doctorTarget struct {
 	domain string
 	// edges are those a token knows.
 	edges []*wirev1.EdgeAddress
-	// local is true on the server's own host.
+	// local is true on the server's own host; state is what runs there.
 	local bool
+	state *server.State
 }
 
 func (a *app) doctorCommand() *cobra.Command {
-	var domain string
+	var domain, bundle string
 	c := &cobra.Command{
 		Use: "doctor", Short: "Name what is wrong on this machine and on the way to the server", Args: noArgs,
 		Long: `Check this machine and the way to the server. With a token the server is the
 token's; on a server's own host it is the one with --data-dir; otherwise --server-url.
 Before the first start of a server give --domain: ports and DNS are checked for it.`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd, domain) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd, domain, bundle) },
 	}
 	c.Flags().String("token", "", config.Lookup("token").Help)
 	c.Flags().String("token-file", "", "file that holds what --token says; - is standard input")
 	c.Flags().StringVar(&domain, "domain", "", "base domain of a server that is not running yet")
+	c.Flags().StringVar(&bundle, "bundle", "", "zip file to write for whoever helps: checks, settings, state and metrics, without secrets")
 	return c
 }
 
-func (a *app) doctor(cmd *cobra.Command, domain string) error {
+func (a *app) doctor(cmd *cobra.Command, domain, bundle string) error {
 	ctx, stop := context.WithTimeout(cmd.Context(), time.Minute)
 	defer stop()
 	checks, target, err := a.findTarget(cmd)
@@ -69,6 +71,15 @@ func (a *app) doctor(cmd *cobra.Command, domain string) error {
 		checks = append(checks, server.CheckWildcardDNS(ctx, domain))
 	}
 	checks = append(checks, machineChecks()...)
+	if bundle != "" {
+		var st *server.State
+		if target != nil {
+			st = target.state
+		}
+		if err := a.writeBundle(ctx, bundle, checks, st); err != nil {
+			return err
+		}
+	}
 	return a.printChecks(checks)
 }
 
@@ -133,7 +144,7 @@ func (a *app) findTarget(cmd *cobra.Command) ([]server.Check, *doctorTarget, err
 	if pin, err := hex.DecodeString(st.HubKeyHash); err == nil && len(pin) > 0 {
 		t.pins, t.local = [][]byte{pin}, true
 	}
-	t.domain = st.Domain
+	t.domain, t.state = st.Domain, st
 	return []server.Check{{Name: "server", Status: server.StatusOK, Detail: fmt.Sprintf("version %s runs as process %d on %s", st.Version, st.PID, st.HTTPS)}}, t, nil
 }
 
@@ -198,7 +209,7 @@ func reach(ctx context.Context, t *doctorTarget) []server.Check {
 
 // checkClock compares this machine's clock with the server's.
 func checkClock(ctx context.Context, t *doctorTarget) server.Check {
-	c := server.Check{Name: "clock", Status: server.StatusOK}
+	c := server.Check{Name: "clock"}
 	client, base := hublink.NewPinnedClient(t.addr, t.pins)
 	defer client.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -217,8 +228,12 @@ func checkClock(ctx context.Context, t *doctorTarget) server.Check {
 	if err != nil {
 		return server.Check{Name: c.Name, Status: server.StatusWarn, Detail: "the server told no time", Remedy: "is it an adit server?"}
 	}
-	off := theirs.Sub(before.Add(time.Since(before) / 2)).Round(time.Second)
-	c.Detail = fmt.Sprintf("differs from the server's by %s", off.Abs())
+	return judgeClock(theirs.Sub(before.Add(time.Since(before) / 2)).Round(time.Second))
+}
+
+// judgeClock says what it means that the server's clock is ahead of this one's by off.
+func judgeClock(off time.Duration) server.Check {
+	c := server.Check{Name: "clock", Status: server.StatusOK, Detail: fmt.Sprintf("differs from the server's by %s", off.Abs())}
 	switch {
 	case off.Abs() <= 2*time.Second:
 		// The answer has whole seconds only.

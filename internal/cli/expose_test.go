@@ -3,6 +3,7 @@ package cli
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/adit-dev/adit/internal/agent"
 	"github.com/adit-dev/adit/internal/config"
@@ -66,6 +67,21 @@ func TestMachineChecks(t *testing.T) {
 		got := socketBuffers(kernel(map[string]string{"net/core/rmem_max": "212992", "net/core/wmem_max": "8388608"}))
 		if got[0].Status != server.StatusWarn || !strings.Contains(got[0].Remedy, "sysctl -w net.core.rmem_max=7340032") || got[1].Status != server.StatusOK {
 			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("O07 small socket buffers are named", func(t *testing.T) {
+		for _, c := range socketBuffers(kernel(map[string]string{"net/core/rmem_max": "4096", "net/core/wmem_max": "4096"})) {
+			if c.Status != server.StatusWarn || !strings.Contains(c.Detail, "4096 bytes") {
+				t.Errorf("%+v", c)
+			}
+		}
+	})
+	t.Run("O07 a wrong clock is named", func(t *testing.T) {
+		for off, want := range map[time.Duration]string{0: server.StatusOK, -2 * time.Second: server.StatusOK, time.Minute: server.StatusWarn,
+			-time.Hour: server.StatusFail, 48 * time.Hour: server.StatusFail} {
+			if c := judgeClock(off); c.Status != want || want != server.StatusOK && (!strings.Contains(c.Detail, off.Abs().String()) || c.Remedy == "") {
+				t.Errorf("%s: %+v", off, c)
+			}
 		}
 	})
 	for want, m := range map[string]map[string]string{

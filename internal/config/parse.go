@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,18 +18,19 @@ type Kind uint8
 
 // Kinds, with the Go type that a parsed value has.
 const (
-	Text     Kind = iota // string
-	Word                 // string, one of Choices
-	Words                // []string, comma list
-	Bool                 // bool
-	Count                // int, not negative
-	Size                 // int, bytes
-	Duration             // time.Duration, not negative
-	Address              // string, host:port to listen on
-	URL                  // string, https URL
-	Networks             // []string, each a netip.Prefix
-	Ports                // []PortRange
-	JSONList             // string, a JSON list
+	Text         Kind = iota // string
+	Word                     // string, one of Choices
+	Words                    // []string, comma list
+	Bool                     // bool
+	Count                    // int, not negative
+	Size                     // int, bytes
+	Duration                 // time.Duration, not negative
+	Address                  // string, host:port to listen on
+	LocalAddress             // string, the same or unix:/path
+	URL                      // string, https URL
+	Networks                 // []string, each a netip.Prefix
+	Ports                    // []PortRange
+	JSONList                 // string, a JSON list
 )
 
 // flagType is the kind as --help names it.
@@ -44,7 +46,7 @@ func (k Kind) flagType() string {
 		return "size"
 	case Duration:
 		return "duration"
-	case Address:
+	case Address, LocalAddress:
 		return "address"
 	case URL:
 		return "url"
@@ -135,6 +137,14 @@ func (s *Setting) parse(v string) (any, error) {
 			return nil, fmt.Errorf("%q is not a duration; write for example 500ms, 25s or 5m", v)
 		}
 		return d, nil
+	case LocalAddress:
+		if path, unix := strings.CutPrefix(v, "unix:"); unix {
+			if !filepath.IsAbs(path) {
+				return nil, fmt.Errorf("%q names no socket; write unix: and an absolute path", v)
+			}
+			return v, nil
+		}
+		return parseAddress(v)
 	case Address:
 		return parseAddress(v)
 	case URL:

@@ -31,8 +31,8 @@ type admin struct {
 
 // listenAdmin binds addr. A busy default address is replaced by a free port, which is logged:
 // two servers on one host need no flag for it.
-func listenAdmin(addr string, isDefault bool, log *slog.Logger) (net.Listener, error) {
-	ln, err := net.Listen("tcp", addr)
+func listenAdmin(ctx context.Context, addr string, isDefault bool, log *slog.Logger) (net.Listener, error) {
+	ln, err := telemetry.ListenAdmin(ctx, addr)
 	if err == nil {
 		return ln, nil
 	}
@@ -40,7 +40,7 @@ func listenAdmin(addr string, isDefault bool, log *slog.Logger) (net.Listener, e
 		return nil, NewBindError("listen-admin", "tcp", addr, err)
 	}
 	host, _, _ := net.SplitHostPort(addr)
-	ln, err = net.Listen("tcp", net.JoinHostPort(host, "0"))
+	ln, err = telemetry.ListenAdmin(ctx, net.JoinHostPort(host, "0"))
 	if err != nil {
 		return nil, NewBindError("listen-admin", "tcp", addr, err)
 	}

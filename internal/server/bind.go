@@ -39,7 +39,7 @@ func (e *BindError) Unwrap() error { return e.Err }
 func NewBindError(flag, network, addr string, err error) error {
 	e := &BindError{Flag: flag, Network: network, Address: addr, Err: err}
 	var op *net.OpError
-	if errors.As(err, &op) && op.Net != "" {
+	if errors.As(err, &op) && len(op.Net) >= 3 && op.Net != "unix" {
 		e.Network = op.Net[:3]
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {

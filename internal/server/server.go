@@ -85,7 +85,7 @@ func Start(ctx context.Context, cfg Config) (s *Server, err error) {
 	if s.lock, err = lockDataDir(s.cfg.DataDir); err != nil {
 		return s, err
 	}
-	if err := s.listen(); err != nil {
+	if err := s.listen(ctx); err != nil {
 		return s, err
 	}
 	handler, err := s.startHub(ctx)
@@ -124,7 +124,7 @@ func (s *Server) Issue(ctx context.Context, name string) (*hubv1.Certificate, er
 	return s.certs.source.Certificate(ctx, name)
 }
 
-func (s *Server) listen() error {
+func (s *Server) listen(ctx context.Context) error {
 	c := s.cfg
 	s.state = State{Version: telemetry.Version(), PID: os.Getpid(), Roles: c.Roles, Domain: c.Domain, HubHost: c.HubHost}
 	reset := [32]byte{}
@@ -155,12 +155,12 @@ func (s *Server) listen() error {
 		s.state.HTTP = f.HTTPAddr().String()
 	}
 	if c.ListenAdmin != "" {
-		ln, err := listenAdmin(c.ListenAdmin, c.AdminDefault, s.log)
+		ln, err := listenAdmin(ctx, c.ListenAdmin, c.AdminDefault, s.log)
 		if err != nil {
 			return err
 		}
 		s.admin = newAdmin(ln, s.reg, c.PProf, s.readiness)
-		s.state.Admin = ln.Addr().String()
+		s.state.Admin = telemetry.AdminAddr(ln)
 	}
 	return nil
 }
@@ -240,8 +240,8 @@ func (s *Server) ownPorts() []hub.OwnPort {
 	if a := s.front.HTTPAddr(); a.IsValid() {
 		own = append(own, hub.OwnPort{Kind: wirev1.Kind_KIND_TCP, Port: a.Port()})
 	}
-	if s.admin != nil {
-		own = append(own, hub.OwnPort{Kind: wirev1.Kind_KIND_TCP, Port: uint16(s.admin.ln.Addr().(*net.TCPAddr).Port)})
+	if a := s.admin; a != nil && a.ln.Addr().Network() == "tcp" {
+		own = append(own, hub.OwnPort{Kind: wirev1.Kind_KIND_TCP, Port: uint16(a.ln.Addr().(*net.TCPAddr).Port)})
 	}
 	return own
 }
