@@ -78,7 +78,10 @@ type flowServer struct {
 }
 
 func newFlowServer(target func(h *wirev1.StreamHeader) (udpTarget, *reason.Error), dialer udpDialer, m *metrics, log *slog.Logger) *flowServer {
-	s := &flowServer{target: target, dialer: dialer, m: m, log: log, now: time.Now, limit: maxUDPFlows, flows: make(map[*udpFlow]struct{})}
+	// What has passed since the start, whatever steps the system's clock makes.
+	began := time.Now()
+	now := func() time.Time { return began.Add(time.Since(began)) }
+	s := &flowServer{target: target, dialer: dialer, m: m, log: log, now: now, limit: maxUDPFlows, flows: make(map[*udpFlow]struct{})}
 	var r syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r) == nil {
 		s.limit = int(min(maxUDPFlows, r.Cur/4))

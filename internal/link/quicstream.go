@@ -29,7 +29,7 @@ type quicStream struct {
 	readEnd, writeEnd atomic.Bool // the direction ended cleanly
 	closed            atomic.Bool
 
-	blocked atomic.Int64 // since when a Write is under way, UnixNano; 0 = none
+	blocked atomic.Int64 // since when a Write is under way, steadyNow in UnixNano; 0 = none
 	written atomic.Int64
 }
 
@@ -43,7 +43,7 @@ func (s *quicStream) Read(p []byte) (int, error) {
 }
 
 func (s *quicStream) Write(p []byte) (int, error) {
-	s.blocked.Store(time.Now().UnixNano())
+	s.blocked.Store(steadyNow().UnixNano())
 	n, err := s.qs.Write(p)
 	s.blocked.Store(0)
 	s.written.Add(int64(n))

@@ -56,7 +56,7 @@ type session struct {
 	takesDatagrams bool
 	pace           pacer
 
-	heard     atomic.Int64 // time of the last control frame, UnixNano
+	heard     atomic.Int64 // time of the last control frame by steadyNow, UnixNano
 	rtt       atomic.Int64
 	streams   atomic.Int64
 	pingSent  atomic.Int64
@@ -80,7 +80,7 @@ func newSession(p *pair, number uint64, carrier string, ctl controlConn, qc *qui
 		out: newFrameQueue(), live: map[*quicStream]struct{}{},
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	s.heard.Store(time.Now().UnixNano())
+	s.heard.Store(steadyNow().UnixNano())
 	s.takesDatagrams = takesDatagrams(qc)
 	return s
 }
@@ -142,7 +142,7 @@ func (s *session) readControl() error {
 		if err := wire.ReadFrame(s.ctl, m, wire.MaxControl); err != nil {
 			return fmt.Errorf("control connection: %w", err)
 		}
-		s.heard.Store(time.Now().UnixNano())
+		s.heard.Store(steadyNow().UnixNano())
 		switch f := m.Message.(type) {
 		case *wirev1.Control_Ping:
 			s.send(&wirev1.Control{Message: &wirev1.Control_Pong{Pong: &wirev1.Pong{Nonce: f.Ping.Nonce, Padding: make([]byte, pingPadding)}}})
@@ -190,7 +190,7 @@ func (s *session) writeControl() error {
 
 // ping asks for a sign of life; it returns the number of the pong that will be one.
 func (s *session) ping() uint64 {
-	s.pingSent.Store(time.Now().UnixNano())
+	s.pingSent.Store(steadyNow().UnixNano())
 	n := s.pings.Add(1)
 	s.send(&wirev1.Control{Message: &wirev1.Control_Ping{Ping: &wirev1.Ping{Nonce: n, Padding: make([]byte, pingPadding)}}})
 	return n
@@ -208,7 +208,7 @@ func (s *session) watch() error {
 			return nil
 		case <-ticker.C:
 		}
-		if silent := time.Since(time.Unix(0, s.heard.Load())); silent > t.dead-t.ping/2 {
+		if silent := steadyNow().Sub(time.Unix(0, s.heard.Load())); silent > t.dead-t.ping/2 {
 			return fmt.Errorf("%w: nothing heard for %v", errDead, silent.Round(time.Millisecond))
 		}
 		s.ping()
@@ -241,7 +241,7 @@ func (s *session) probe() {
 // ponged takes the answer to a ping.
 func (s *session) ponged(nonce uint64) {
 	if nonce == s.pings.Load() {
-		s.rtt.Store(time.Now().UnixNano() - s.pingSent.Load())
+		s.rtt.Store(steadyNow().UnixNano() - s.pingSent.Load())
 	}
 	s.pongs.Store(nonce)
 	s.mu.Lock()
@@ -318,7 +318,8 @@ func (s *session) relieve() error {
 		select {
 		case <-s.ctx.Done():
 			return nil
-		case now := <-t.C:
+		case <-t.C:
+			now := steadyNow()
 			for _, st := range s.overStalled(now) {
 				s.pair.log.Warn("stream reset: its reader stalled and stalled streams hold too much memory", "session", s.number, "stalled_for", now.Sub(time.Unix(0, st.blocked.Load())))
 				s.pair.metrics.stalled.Inc()

@@ -89,7 +89,9 @@ func New(cfg Config) *Server {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Now == nil {
-		cfg.Now = time.Now
+		// What has passed since the start, whatever steps the system's clock makes.
+		began := time.Now()
+		cfg.Now = func() time.Time { return began.Add(time.Since(began)) }
 	}
 	s := &Server{
 		cfg: cfg, dialer: dial.New(cfg.Source), metrics: newMetrics(cfg.Registry),
