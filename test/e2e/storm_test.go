@@ -148,13 +148,14 @@ func TestManyAgents(t *testing.T) {
 		time.Sleep(away) // the outage
 		start := time.Now()
 		s.Restart()
-		c.wait(t, 60*time.Second, n)
+		c.wait(t, 120*time.Second, n)
 		_, at := c.up()
 		t.Logf("%d agents came back within %v to %v", n, at[0].Sub(start).Round(time.Millisecond), at[n-1].Sub(start).Round(time.Millisecond))
 		if d := at[n*99/100].Sub(at[0]); d < spread {
 			t.Errorf("99 %% of them came within %v, want them spread over %v", d, spread)
 		}
-		if d := at[n-1].Sub(start); d > 45*time.Second {
+		// The longest pause after such an outage, and dials on a busy machine.
+		if d := at[n-1].Sub(start); d > 90*time.Second {
 			t.Errorf("the last one came after %v", d)
 		}
 		// No second may have more than half of them.
