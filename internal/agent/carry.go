@@ -11,6 +11,7 @@ import (
 
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/origin"
+	"github.com/adit-dev/adit/internal/splice"
 )
 
 const (
@@ -93,6 +94,9 @@ func wait(ctx context.Context, done <-chan struct{}, d time.Duration) {
 // pump copies until the end of src and returns when it last wrote. An idle direction holds a small
 // buffer only: memory follows what flows, not how many connections there are.
 func pump(dst io.Writer, src io.Reader, count prometheus.Counter) (last time.Time, readErr, writeErr error) {
+	if ok, last, readErr, writeErr := spliced(dst, src, count); ok {
+		return last, readErr, writeErr
+	}
 	small := make([]byte, idleBuffer)
 	buf := small
 	var big *[bulkBuffer]byte
@@ -125,4 +129,43 @@ func pump(dst io.Writer, src io.Reader, count prometheus.Counter) (last time.Tim
 			buf = small
 		}
 	}
+}
+
+// spliced is pump within the kernel, where stream and origin both have a TCP socket of their own;
+// ok is false otherwise.
+func spliced(dst io.Writer, src io.Reader, count prometheus.Counter) (ok bool, last time.Time, readErr, writeErr error) {
+	p := splice.Progress{Moved: func(n int) {
+		last = time.Now()
+		count.Add(float64(n))
+	}}
+	if st, is := src.(link.Splicer); is && st.HasSocket() {
+		c, is := dst.(*origin.Conn)
+		if !is {
+			return false, last, nil, nil
+		}
+		sock := c.Socket()
+		if sock == nil {
+			return false, last, nil, nil
+		}
+		if ok, readErr, writeErr = st.SpliceTo(sock, p); writeErr != nil {
+			c.WriteFailed(writeErr)
+		}
+		return ok, last, readErr, writeErr
+	}
+	st, is := dst.(link.Splicer)
+	c, from := src.(*origin.Conn)
+	if !is || !from || !st.HasSocket() {
+		return false, last, nil, nil
+	}
+	sock := c.Socket()
+	if sock == nil {
+		return false, last, nil, nil
+	}
+	if ok, readErr, writeErr = st.SpliceFrom(sock, p); ok && readErr == nil && writeErr == nil {
+		// The origin knows an end from a reset that a write heard of.
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			readErr = err
+		}
+	}
+	return ok, last, readErr, writeErr
 }

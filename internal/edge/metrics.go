@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 
@@ -12,6 +13,7 @@ import (
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/link"
+	"github.com/adit-dev/adit/internal/splice"
 )
 
 type metrics struct {
@@ -116,6 +118,26 @@ func (s *meteredStream) Write(b []byte) (int, error) {
 	n, err := s.Outgoing.Write(b)
 	s.kind.in.Add(float64(n))
 	return n, err
+}
+
+// counting is p, counting in bytes too.
+func counting(p splice.Progress, bytes prometheus.Counter) splice.Progress {
+	moved := p.Moved
+	p.Moved = func(n int) {
+		bytes.Add(float64(n))
+		if moved != nil {
+			moved(n)
+		}
+	}
+	return p
+}
+
+func (s *meteredStream) SpliceTo(dst *net.TCPConn, p splice.Progress) (ok bool, readErr, writeErr error) {
+	return s.Outgoing.SpliceTo(dst, counting(p, s.kind.out))
+}
+
+func (s *meteredStream) SpliceFrom(src *net.TCPConn, p splice.Progress) (ok bool, readErr, writeErr error) {
+	return s.Outgoing.SpliceFrom(src, counting(p, s.kind.in))
 }
 
 // OpenFlow counts the bytes of a flow like those of a stream.

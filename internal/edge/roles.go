@@ -37,6 +37,7 @@ func (e *Edge) Roles() front.Roles {
 		Protocols: []front.Protocol{{
 			ALPN: opening.ALPNSession, TLS: e.acceptor.TLSConfig(), Wrap: link.WrapTCP, TCP: e.acceptor.ServeTLS, QUIC: e.acceptor.ServeQUIC,
 		}},
+		Raw:         e.acceptor.ServeRaw,
 		Certificate: e.certificate,
 		HTTP:        http.HandlerFunc(e.serveHTTP),
 		PlainHTTP:   http.HandlerFunc(e.servePlain),
@@ -229,14 +230,14 @@ func (e *Edge) spliceTo(ctx context.Context, c *front.Conn, edge *hubv1.Edge) {
 			continue
 		}
 		undo := e.transit.dialled(up)
-		splice(ctx, c, up.(*net.TCPConn))
+		relay(ctx, c, up.(*net.TCPConn))
 		undo()
 		return
 	}
 }
 
-// splice copies both ways until both have ended or one failed.
-func splice(ctx context.Context, c *front.Conn, up *net.TCPConn) {
+// relay copies both ways until both have ended or one failed.
+func relay(ctx context.Context, c *front.Conn, up *net.TCPConn) {
 	end := func() { _, _ = c.Close(), up.Close() }
 	defer context.AfterFunc(ctx, end)()
 	done := make(chan struct{})

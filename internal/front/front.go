@@ -83,7 +83,8 @@ type Roles struct {
 	HTTP http.Handler
 	// PlainHTTP serves port 80.
 	PlainHTTP http.Handler
-	// Raw takes a TCP connection whose first byte is not a TLS handshake; nil closes it.
+	// Raw takes a TCP connection whose first byte is not a TLS handshake, and returns when it is
+	// proven or refused; nil closes it.
 	Raw func(ctx context.Context, c net.Conn)
 }
 

@@ -144,7 +144,10 @@ func (f *Front) serveTLS(c *Conn) {
 		return
 	case errors.Is(err, sniff.ErrNotTLS) && f.roles.Raw != nil:
 		if c.SetReadDeadline(time.Time{}) == nil && f.track(c, phaseVisitor) {
+			// As with protocols: it holds its places until it is proven, but nobody waits for it.
+			f.forget(c)
 			f.roles.Raw(f.base, c)
+			f.handOver(c)
 		}
 		return
 	default:

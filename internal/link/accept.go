@@ -88,22 +88,29 @@ func (a *Acceptor) join(r *Replica, o *wirev1.Opening, b *binding) (*session, *r
 	defer r.events.Unlock()
 	older := r.pair.all()
 	s := newSession(r.pair, o.Session, b.carrier, b.ctl, b.qc, b.local, b.remote, b.close)
+	raw, err := newRawKey(b.cs)
+	if err != nil {
+		return nil, reason.Wrap(err, reason.ProofInvalid, reason.HopEdge, "no exported key")
+	}
+	s.raw = raw
 	a.mu.Lock()
 	if r.gone || !r.pair.add(s) {
 		a.mu.Unlock()
 		return nil, reason.New(reason.Draining, reason.HopEdge, "this replica was closed; reconnect")
 	}
 	r.lastSession = time.Time{}
+	a.raw[raw.id] = s
 	a.mu.Unlock()
 	// The session is known before the agent is, so that its first lane finds it.
 	if err := opening.Accept(b.ctl, o, a.cfg.Edges()); err != nil {
 		r.pair.withdraw(s)
+		a.forgetRaw(s)
 		b.close(err)
 		a.noteEnd(r)
 		return nil, reason.Wrap(err, reason.Internal, reason.HopEdge, "answer opening")
 	}
 	a.metrics.session(b.carrier, 1)
-	a.log.Info("session opened", "replica", r.ID(), "host", r.hostName, "session", s.number, "carrier", s.carrier, "remote", addrPort(b.remote), "mode", o.Mode)
+	a.log.Info("session opened", "replica", r.ID(), "host", r.hostName, "session", s.number, "carrier", s.carrier, "remote", addrPort(b.remote), "mode", modeText(o.Mode))
 	a.retire(r, s, older, o.Mode)
 	if len(older) == 0 && a.cfg.Joined != nil {
 		a.cfg.Joined(r)
@@ -111,6 +118,17 @@ func (a *Acceptor) join(r *Replica, o *wirev1.Opening, b *binding) (*session, *r
 	s.start()
 	r.lanes.retell()
 	return s, nil
+}
+
+// modeText is a session's mode as logs name it.
+func modeText(m wirev1.SessionMode) string {
+	switch m {
+	case wirev1.SessionMode_SESSION_MODE_SUPERSEDE:
+		return "supersede"
+	case wirev1.SessionMode_SESSION_MODE_UPGRADE:
+		return "upgrade"
+	}
+	return "new"
 }
 
 // retire deals with the older sessions of a replica as the new one's mode says.
@@ -123,6 +141,7 @@ func (a *Acceptor) retire(r *Replica, s *session, older []*session, mode wirev1.
 			}
 		}
 		r.lanes.dropIdle()
+		r.raw.dropIdle()
 	case wirev1.SessionMode_SESSION_MODE_UPGRADE:
 		for _, o := range older {
 			if o.number < s.number {

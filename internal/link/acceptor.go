@@ -59,13 +59,14 @@ type Acceptor struct {
 
 	mu       sync.Mutex
 	replicas map[replicaKey]*Replica
+	raw      map[[rawIDSize]byte]*session // by the id that vouches for raw lanes
 	draining bool
 	closed   bool
 }
 
 // NewAcceptor returns an acceptor; connections are handed to it by the front.
 func NewAcceptor(cfg AcceptorConfig) *Acceptor {
-	a := &Acceptor{cfg: cfg, timing: defaultTiming(), log: cfg.Log, metrics: edgeMetrics(cfg.Registry), replicas: map[replicaKey]*Replica{}}
+	a := &Acceptor{cfg: cfg, timing: defaultTiming(), log: cfg.Log, metrics: edgeMetrics(cfg.Registry), replicas: map[replicaKey]*Replica{}, raw: map[[rawIDSize]byte]*session{}}
 	if cfg.timing != nil {
 		a.timing = *cfg.timing
 	}
@@ -252,6 +253,7 @@ func (a *Acceptor) enter(remote netip.AddrPort) (leave func(), ok bool) {
 // sessionEnded is called by a session of r as its last act.
 func (a *Acceptor) sessionEnded(r *Replica, s *session) {
 	a.metrics.session(s.carrier, -1)
+	a.forgetRaw(s)
 	a.log.Info("session ended", "replica", r.ID(), "host", r.hostName, "session", s.number, "carrier", s.carrier, "cause", context.Cause(s.ctx))
 	r.events.Lock()
 	defer r.events.Unlock()

@@ -13,6 +13,7 @@ import (
 const (
 	latency    = hubv1.CarrierPolicy_CARRIER_POLICY_LATENCY
 	throughput = hubv1.CarrierPolicy_CARRIER_POLICY_THROUGHPUT
+	rawPolicy  = hubv1.CarrierPolicy_CARRIER_POLICY_RAW
 )
 
 // TestConformance runs the suite over every carrier and kind of stream.
@@ -26,6 +27,7 @@ func TestConformance(t *testing.T) {
 		{"lanes beside QUIC", link.CarrierQUIC, throughput, 0},
 		{"lanes of tls", link.CarrierTLS, auto, 200},
 		{"lanes of ws", link.CarrierWS, auto, 200},
+		{"raw lanes", link.CarrierQUIC, rawPolicy, 200},
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			linktest.Run(t, func(t testing.TB, h link.Handler) *linktest.Pair {
@@ -48,6 +50,9 @@ func dialPair(t testing.TB, h link.Handler, carrier string, policy hubv1.Carrier
 	r := edge.Replica(t)
 	return &linktest.Pair{
 		Open: func(ctx context.Context, h *wirev1.StreamHeader, first []byte) (link.Outgoing, error) {
+			if policy == rawPolicy {
+				return r.OpenRaw(ctx, h, first)
+			}
 			return r.Open(ctx, h, policy, first)
 		},
 		Ramp:   ramp,

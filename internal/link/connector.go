@@ -64,6 +64,7 @@ type Connector struct {
 	metrics  *metrics
 	pair     *pair
 	lanes    *laneDialler
+	raw      *rawDialler
 	tickets  tls.ClientSessionCache
 	carriers []string
 	changed  chan struct{} // a session came or went
@@ -97,13 +98,20 @@ func NewConnector(cfg ConnectorConfig) *Connector {
 	}
 	c.pair = newPair(c, c.log, c.timing, c.metrics)
 	c.lanes = newLaneDialler(c)
+	c.raw = newRawDialler(c)
 	return c
 }
 
 // Run connects and reconnects until ctx ends, then closes everything and waits.
 func (c *Connector) Run(ctx context.Context) {
 	lanesDone := make(chan struct{})
-	go func() { defer close(lanesDone); c.lanes.run(ctx) }()
+	go func() {
+		defer close(lanesDone)
+		var wg sync.WaitGroup
+		wg.Go(func() { c.raw.run(ctx) })
+		c.lanes.run(ctx)
+		wg.Wait()
+	}()
 	b := backoff{min: c.timing.backoffMin, max: c.timing.backoffMax}
 	mode := wirev1.SessionMode_SESSION_MODE_UNSPECIFIED
 	for ctx.Err() == nil {
@@ -219,6 +227,9 @@ func (c *Connector) connect(ctx context.Context, carriers []string, mode wirev1.
 	}
 	s := newSession(c.pair, d.number, d.carrier, d.ctl, d.qc, d.local, d.remote, d.close)
 	s.target = d.target
+	if s.raw, err = newRawKey(d.cs); err != nil {
+		c.log.Debug("no raw lanes", "error", err)
+	}
 	if !c.pair.add(s) {
 		d.close(nil)
 		return nil, errors.New("the connector is closed")
@@ -235,6 +246,7 @@ func (c *Connector) connect(ctx context.Context, carriers []string, mode wirev1.
 	}
 	c.sendServe(s)
 	c.lanes.sendLimit(s)
+	c.raw.wake()
 	if c.cfg.OnEdges != nil && len(d.reply.GetEdges()) > 0 {
 		c.cfg.OnEdges(d.reply.Edges)
 	}
@@ -324,6 +336,9 @@ func (c *Connector) control(s *session, m *wirev1.Control) {
 		}
 	case *wirev1.Control_LaneDemand:
 		c.lanes.setWant(int(min(f.LaneDemand.Lanes, lanesAlone)))
+		c.raw.setWant(int(min(f.LaneDemand.RawIdle, rawIdleMax)))
+	case *wirev1.Control_RawOpen:
+		c.raw.open(s, f.RawOpen)
 	case *wirev1.Control_EdgeList:
 		if c.cfg.OnEdges != nil {
 			c.cfg.OnEdges(f.EdgeList.Edges)
@@ -354,6 +369,7 @@ func (c *Connector) ended(s *session) {
 	}
 	if errors.Is(cause, errDead) {
 		c.lanes.dropIdle() // they share the path that fell silent
+		c.raw.destroy(false)
 	}
 	select {
 	case c.changed <- struct{}{}:

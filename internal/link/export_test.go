@@ -1,7 +1,9 @@
 package link
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -41,8 +43,35 @@ func Steady(slow bool) Timing {
 		t.dead, t.probe = 10*time.Second, 10*time.Second
 	}
 	t.laneWait, t.laneShrink = 20*time.Second, time.Minute
+	t.rawRate = 1 << 20
 	return t
 }
+
+// SetRawRate sets how many raw lanes may be used in a second.
+func (t *timing) SetRawRate(n int) { t.rawRate = n }
+
+// OpenRaw opens a stream on a raw lane and on nothing else; it waits for one.
+func (r *Replica) OpenRaw(ctx context.Context, h *wirev1.StreamHeader, first []byte) (Outgoing, error) {
+	end := time.Now().Add(r.pair.timing.laneWait)
+	for ctx.Err() == nil && time.Now().Before(end) && r.pair.current() != nil {
+		h.StreamId = r.nextStream.Add(1)
+		if out, err := r.openRaw(ctx, h, first); out != nil || err != nil {
+			return out, err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return nil, r.openError(cmp.Or(ctx.Err(), errors.New("no raw lane")), "no raw lane").Safe()
+}
+
+// RawLanes counts the raw lanes of the replica.
+func (r *Replica) RawLanes() (idle, all int) {
+	r.raw.mu.Lock()
+	defer r.raw.mu.Unlock()
+	return len(r.raw.idle), len(r.raw.all)
+}
+
+// Preamble is what a raw lane of the connector's session begins with.
+func (c *Connector) Preamble(counter uint64) []byte { return c.pair.current().raw.preamble(counter) }
 
 // SetLiveness sets the intervals of liveness.
 func (t *timing) SetLiveness(ping, dead, probe time.Duration) {

@@ -172,6 +172,7 @@ func (p *flowPipe) disconnect(s *pipeSession) {
 
 // pipeStream is a TCP connection as a Stream.
 type pipeStream struct {
+	NoSocket
 	*net.TCPConn
 }
 
@@ -200,10 +201,10 @@ func (p *flowPipe) openStream(_ context.Context, h *wirev1.StreamHeader) (Outgoi
 	p.streams.Add(1)
 	p.wg.Go(func() {
 		defer p.streams.Add(-1)
-		p.agent.serve(pipeStream{in.(*net.TCPConn)}, h)
+		p.agent.serve(pipeStream{TCPConn: in.(*net.TCPConn)}, h)
 		_ = in.Close()
 	})
-	return pipeStream{c.(*net.TCPConn)}, nil
+	return pipeStream{TCPConn: c.(*net.TCPConn)}, nil
 }
 
 // echoHandler sends back what it gets.

@@ -33,6 +33,9 @@ func (in *incoming) answer(a *wirev1.StreamAnswer) error {
 		return errAnswered
 	}
 	in.answered = true
+	if st, ok := in.st.(*laneStream); ok && st.answer != nil {
+		return st.answer(a)
+	}
 	b, err := wire.AppendFrame(nil, a, wire.MaxHeader)
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -22,13 +23,15 @@ const (
 	bulkAfter   = 64 << 10
 )
 
-// lane is a TLS connection of a pair that carries one stream at a time. Payload goes in frames
-// of a 4-byte length and that many bytes; an empty frame ends the direction for this stream.
+// lane is a connection of a pair that carries one stream at a time. On a TLS connection payload
+// goes in frames of a 4-byte length and that many bytes; an empty frame ends the direction for
+// this stream. A raw lane has the ends of TCP instead.
 type lane struct {
 	id    uint64
-	conn  *tls.Conn
-	sock  *sockConn // below TLS where it is ours; nil otherwise
-	raw   net.Conn  // closes at once
+	conn  net.Conn
+	sock  *sockConn  // below TLS where it is ours; nil otherwise
+	plain *plainConn // a raw lane: no TLS, no frames, one stream
+	raw   net.Conn   // closes at once
 	since time.Time
 	bytes atomic.Int64
 	bulk  atomic.Bool // carried more than bulkAfter in one stream
@@ -47,6 +50,32 @@ func newLane(id uint64, conn *tls.Conn) *lane {
 	l := &lane{id: id, conn: conn, raw: conn.NetConn(), since: time.Now()}
 	l.sock, _ = l.raw.(*sockConn)
 	return l
+}
+
+// read reads payload; end is the end of the stream.
+func (l *lane) read(p []byte) (n int, end bool, err error) {
+	if l.plain != nil {
+		n, err = l.plain.Read(p)
+		if errors.Is(err, io.EOF) {
+			return n, true, nil
+		}
+		return n, false, err
+	}
+	// While a sentinel reads, rem is its own.
+	if l.sentinel != nil || l.rem == 0 {
+		if err := l.nextFrame(); err != nil {
+			return 0, false, err
+		}
+		if l.rem == 0 {
+			return 0, true, nil
+		}
+	}
+	if len(p) == 0 {
+		return 0, false, nil
+	}
+	n, err = l.conn.Read(p[:min(len(p), l.rem)])
+	l.rem -= n
+	return n, false, err
 }
 
 // readHeader reads the next frame's length into rem. It goes on where a deadline struck.
@@ -84,6 +113,9 @@ var records = sync.Pool{New: func() any { b := make([]byte, largeRecord); return
 // writeFrame sends p (at most maxFrame bytes) as one frame, its records in one write where the
 // socket below is ours. sent is what the stream has written before.
 func (l *lane) writeFrame(p []byte, sent int64) error {
+	if l.plain != nil {
+		return l.plain.writeFrame(p)
+	}
 	if l.sock != nil {
 		l.sock.hold()
 		defer l.sock.release()

@@ -157,12 +157,13 @@ func (d *laneDialler) grace() time.Duration {
 	if up {
 		d.alone = time.Time{}
 	}
-	if d.alone.IsZero() || len(d.lanes) == 0 {
+	if d.alone.IsZero() || len(d.lanes)+d.c.raw.count() == 0 {
 		return 0
 	}
 	left := d.c.timing.laneGrace - time.Since(d.alone)
 	if left <= 0 {
 		d.destroyAll()
+		d.c.raw.destroy(true)
 		return 0
 	}
 	return left
@@ -191,7 +192,7 @@ func (d *laneDialler) dial(ctx context.Context, s *session, id uint64) {
 	d.pause, d.until, d.wrong = 0, time.Time{}, 0
 	d.lanes[l] = false
 	d.mu.Unlock()
-	d.c.metrics.lanes.Inc()
+	d.c.metrics.lane(laneTLS, 1)
 	if raised {
 		d.sendLimit(d.c.pair.current())
 	}
@@ -205,7 +206,7 @@ func (d *laneDialler) dial(ctx context.Context, s *session, id uint64) {
 		d.rest() // no lane after lane in a tight loop
 	}
 	d.mu.Unlock()
-	d.c.metrics.lanes.Dec()
+	d.c.metrics.lane(laneTLS, -1)
 	d.wake()
 	if err != nil && ctx.Err() == nil {
 		d.c.log.Debug("lane ended", "lane", l.id, "error", err)

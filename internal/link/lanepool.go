@@ -128,7 +128,7 @@ func (p *lanePool) tell(target int, always bool) {
 	}
 	p.asked = target
 	if s := p.r.pair.current(); s != nil {
-		s.send(&wirev1.Control{Message: &wirev1.Control_LaneDemand{LaneDemand: &wirev1.LaneDemand{Lanes: uint32(target)}}})
+		s.send(&wirev1.Control{Message: &wirev1.Control_LaneDemand{LaneDemand: &wirev1.LaneDemand{Lanes: uint32(target), RawIdle: uint32(p.r.raw.asked.Load())}}})
 	}
 }
 
@@ -157,7 +157,7 @@ func (p *lanePool) join(l *lane) bool {
 	p.all[l] = struct{}{}
 	p.missed = max(0, p.missed-1)
 	p.mu.Unlock()
-	p.r.pair.metrics.lanes.Inc()
+	p.r.pair.metrics.lane(laneTLS, 1)
 	p.put(l)
 	return true
 }
@@ -225,7 +225,7 @@ func (p *lanePool) drop(l *lane) {
 	delete(p.all, l)
 	p.mu.Unlock()
 	if ok {
-		p.r.pair.metrics.lanes.Dec()
+		p.r.pair.metrics.lane(laneTLS, -1)
 	}
 	l.destroy(false)
 }

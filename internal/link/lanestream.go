@@ -7,6 +7,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 )
 
 // Codes of wirev1.Abort.
@@ -23,6 +25,8 @@ type laneStream struct {
 	id   uint64
 	free func(l *lane, clean bool) // gets the lane back; unless clean it is closed already
 	done chan struct{}
+	// answer sends the agent's answer where it does not go in the stream; else nil.
+	answer func(*wirev1.StreamAnswer) error
 
 	rmu, wmu sync.Mutex // one reader, one writer
 	sent     int64      // by the writer
@@ -79,21 +83,11 @@ func (s *laneStream) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	l := s.lane
-	// While a sentinel reads, rem is its own.
-	if l.sentinel != nil || l.rem == 0 {
-		if err := l.nextFrame(); err != nil {
-			return 0, s.failed(err)
-		}
-		if l.rem == 0 {
-			s.ended(false)
-			return 0, io.EOF
-		}
+	n, end, err := l.read(p)
+	if end {
+		s.ended(false)
+		return 0, io.EOF
 	}
-	if len(p) == 0 {
-		return 0, nil
-	}
-	n, err := l.conn.Read(p[:min(len(p), l.rem)])
-	l.rem -= n
 	s.got += int64(n)
 	l.bytes.Add(int64(n))
 	if s.got > bulkAfter {

@@ -30,6 +30,7 @@ type Stream interface {
 // *reason.Error if the agent refused.
 type Outgoing interface {
 	Stream
+	Splicer
 	// Answer waits for the agent's answer. A refusal is a *reason.Error.
 	Answer(ctx context.Context) (*wirev1.StreamAnswer, error)
 }

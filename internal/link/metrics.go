@@ -9,7 +9,7 @@ import (
 // metrics of one half. What carries no label of the other half is nil there.
 type metrics struct {
 	sessions   *prometheus.GaugeVec
-	lanes      prometheus.Gauge
+	lanes      *prometheus.GaugeVec // by kind: tls, raw
 	stalled    prometheus.Counter
 	reconnects prometheus.Counter
 	refused    *prometheus.CounterVec
@@ -44,9 +44,7 @@ func edgeMetrics(r prometheus.Registerer) *metrics {
 		stalled: register(r, prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "adit_edge_streams_reset_stalled_total", Help: "Streams reset because stalled ones held too much memory.",
 		})),
-		lanes: register(r, prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "adit_edge_lanes", Help: "Lanes of agents, idle and busy.",
-		})),
+		lanes: laneGauge(r, "adit_edge_lanes", "Lanes of agents, idle and busy, by kind."),
 		refused: register(r, prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "adit_edge_openings_refused_total", Help: "Openings of sessions and lanes that were refused, by reason.",
 		}, []string{"reason"})),
@@ -59,9 +57,7 @@ func agentMetrics(r prometheus.Registerer, edge string) *metrics {
 		sessions: register(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "adit_agent_sessions", Help: "Sessions with edges, by edge, carrier and path.",
 		}, []string{"edge", "carrier", "path"})),
-		lanes: register(r, prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "adit_agent_lanes", Help: "Lanes to edges, idle and busy.",
-		})),
+		lanes: laneGauge(r, "adit_agent_lanes", "Lanes to edges, idle and busy, by kind."),
 		stalled: register(r, prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "adit_agent_streams_reset_stalled_total", Help: "Streams reset because stalled ones held too much memory.",
 		})),
@@ -71,6 +67,21 @@ func agentMetrics(r prometheus.Registerer, edge string) *metrics {
 		labels: []string{edge},
 	}
 }
+
+// Kinds of lanes.
+const (
+	laneTLS = "tls"
+	laneRaw = "raw"
+)
+
+func laneGauge(r prometheus.Registerer, name, help string) *prometheus.GaugeVec {
+	g := register(r, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{"kind"}))
+	g.WithLabelValues(laneTLS)
+	g.WithLabelValues(laneRaw)
+	return g
+}
+
+func (m *metrics) lane(kind string, delta float64) { m.lanes.WithLabelValues(kind).Add(delta) }
 
 func (m *metrics) session(carrier string, delta float64) {
 	m.sessions.WithLabelValues(append(append([]string{}, m.labels...), carrier, "direct")...).Add(delta)

@@ -32,6 +32,7 @@ type Replica struct {
 	software string
 	pair     *pair
 	lanes    *lanePool
+	raw      *rawPool
 
 	nextStream atomic.Uint64
 	stop       context.CancelFunc
@@ -51,6 +52,7 @@ func newReplica(a *Acceptor, key replicaKey, o *wirev1.Opening) *Replica {
 		openings: rate.NewLimiter(a.timing.openings, a.timing.openingBurst)}
 	r.pair = newPair(r, a.cfg.Log.With("replica", r.ID(), "host", r.hostName), a.timing, a.metrics)
 	r.lanes = newLanePool(r, a.cfg.MaxLanes, a.timing.laneShrink)
+	r.raw = newRawPool(r)
 	ctx, cancel := context.WithCancel(context.Background())
 	r.stop = cancel
 	r.pair.goFunc(func() { r.tend(ctx) })
@@ -125,6 +127,11 @@ func (r *Replica) Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1
 	b, err := wire.AppendHeader(make([]byte, 0, 512+len(first)), h)
 	if err != nil {
 		return nil, reason.Wrap(err, reason.Internal, reason.HopEdge, "stream header").Safe()
+	}
+	if policy == hubv1.CarrierPolicy_CARRIER_POLICY_RAW {
+		if out, err := r.openRaw(ctx, h, first); out != nil || err != nil {
+			return out, err
+		}
 	}
 	b = append(b, first...)
 	s := r.pair.current()
@@ -253,6 +260,7 @@ func (r *Replica) tend(ctx context.Context) {
 			return
 		case now := <-t.C:
 			r.lanes.tend(now)
+			r.raw.tend(now)
 			r.closeReplaced(now)
 			if r.acceptor.expired(r, now) {
 				go r.close(errors.New("the replica left"))
@@ -278,6 +286,7 @@ var errReplaced = fmt.Errorf("%s: a better session took over", reason.Superseded
 func (r *Replica) close(err error) {
 	r.stop()
 	r.lanes.close()
+	r.raw.close()
 	r.pair.close(err)
 }
 
@@ -291,6 +300,8 @@ func (r *Replica) control(s *session, m *wirev1.Control) {
 		if on := r.acceptor.cfg.Drains; on != nil && !r.Available() {
 			on(r)
 		}
+	case *wirev1.Control_RawAnswer:
+		r.rawAnswered(f.RawAnswer)
 	case *wirev1.Control_LaneLimit:
 		r.lanes.setLimit(int(min(f.LaneLimit.Lanes, lanesAlone)))
 	}

@@ -44,6 +44,7 @@ type session struct {
 	ctl     controlConn
 	qc      *quic.Conn // nil on TCP carriers
 	target  tcpTarget  // where the agent dials lanes
+	raw     *rawKey    // vouches for raw lanes; nil = there are none
 	// closeConn ends the connection below, at once.
 	closeConn func(err error)
 

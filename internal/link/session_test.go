@@ -420,7 +420,7 @@ func TestMetrics(t *testing.T) {
 	if err := testutil.GatherAndCompare(er, strings.NewReader(want), "adit_edge_sessions"); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := testutil.GatherAndCount(ar, "adit_agent_sessions", "adit_agent_session_reconnects_total", "adit_agent_lanes"); err != nil || n != 3 {
+	if n, err := testutil.GatherAndCount(ar, "adit_agent_sessions", "adit_agent_session_reconnects_total", "adit_agent_lanes"); err != nil || n != 4 {
 		t.Fatalf("%d series, %v", n, err)
 	}
 	agent.Stop()

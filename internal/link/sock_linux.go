@@ -38,6 +38,31 @@ func readAvailable(fd uintptr, p []byte) (n int, again bool, err error) {
 	}
 }
 
+// peek reports whether there is something to read, an end or an error; again means nothing is.
+func peek(fd uintptr) (data, again bool, err error) {
+	var b [1]byte
+	for {
+		n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		switch err {
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return false, true, nil
+		}
+		return n > 0, false, err
+	}
+}
+
+// closedByPeer reports whether the connection is gone altogether, not half-closed: after a reset.
+func closedByPeer(c syscall.RawConn) (closed bool) {
+	const stateClose = 7
+	_ = c.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		closed = err == nil && info.State == stateClose
+	})
+	return closed
+}
+
 const canWaitReadable = true
 
 var _ syscall.Conn = (*net.TCPConn)(nil)

@@ -29,6 +29,9 @@ type timing struct {
 	laneBytes int64
 	// laneBackoff is the first pause after a failed lane dial; it doubles up to a minute.
 	laneBackoff time.Duration
+	// rawRate is how many raw lanes of a replica are used in a second; each one that ends leaves a
+	// port behind for a minute.
+	rawRate int
 	// tick is how often a pair looks after its lanes and stalled streams.
 	tick time.Duration
 	// linger bounds reading on after the local end, so that the peer gets what is in flight.
@@ -56,7 +59,8 @@ func defaultTiming() timing {
 		answer: 2 * time.Second, stalled: 5 * time.Second, stalledBytes: 256 << 20,
 		laneWait: 5 * time.Second, laneShrink: time.Minute, laneGrace: time.Minute,
 		laneAge: 24 * time.Hour, laneBytes: 64 << 30, laneBackoff: time.Second,
-		tick: time.Second, linger: 30 * time.Second,
+		rawRate: 200,
+		tick:    time.Second, linger: 30 * time.Second,
 		backoffMin: time.Second, backoffMax: time.Minute, worked: 10 * time.Second,
 		headStart: 1500 * time.Millisecond, nextAddress: 250 * time.Millisecond, dial: 10 * time.Second,
 		upgradeMin: 30 * time.Second, upgradeMax: 4 * time.Minute,

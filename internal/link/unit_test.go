@@ -271,7 +271,7 @@ func FuzzLaneFrames(f *testing.F) {
 		a, l := lanePair(t)
 		go func() {
 			_, _ = a.conn.Write(b)
-			_ = a.conn.CloseWrite()
+			_ = a.conn.(*tls.Conn).CloseWrite()
 		}()
 		st := newLaneStream(testPair(), l, func(*lane, bool) {})
 		got, err := io.ReadAll(st)

@@ -34,13 +34,17 @@ func (c *headedConn) flush() error {
 func (c *headedConn) Write(b []byte) (int, error) {
 	n, err := c.write(b)
 	if err != nil {
-		how := int32(failedOther)
-		if errors.Is(err, syscall.ECONNRESET) {
-			how = failedReset
-		}
-		c.failed.CompareAndSwap(0, how)
+		c.noteFailure(err)
 	}
 	return n, err
+}
+
+func (c *headedConn) noteFailure(err error) {
+	how := int32(failedOther)
+	if errors.Is(err, syscall.ECONNRESET) {
+		how = failedReset
+	}
+	c.failed.CompareAndSwap(0, how)
 }
 
 // Read tells a reset from an end also where a write got the news first: the kernel reports a reset

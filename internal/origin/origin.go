@@ -182,6 +182,18 @@ func (c *Conn) Abort() {
 	_ = c.raw.tcp.Close()
 }
 
+// Socket is the TCP connection for copying within the kernel, after what waits to be sent first;
+// nil where the origin speaks TLS.
+func (c *Conn) Socket() *net.TCPConn {
+	if _, ok := c.Conn.(*headedConn); !ok || c.raw.flush() != nil {
+		return nil
+	}
+	return c.raw.tcp
+}
+
+// WriteFailed tells c that a write to Socket failed.
+func (c *Conn) WriteFailed(err error) { c.raw.noteFailure(err) }
+
 // Dial connects to a TCP or TLS origin for the stream of h, whose addresses fill the PROXY header
 // and whose ALPN is offered. The error is a *reason.Error; nothing of the visitor's has reached
 // the origin then.

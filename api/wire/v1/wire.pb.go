@@ -904,6 +904,8 @@ type Control struct {
 	//	*Control_EdgeList
 	//	*Control_FlowStream
 	//	*Control_LaneLimit
+	//	*Control_RawOpen
+	//	*Control_RawAnswer
 	Message       isControl_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1063,6 +1065,24 @@ func (x *Control) GetLaneLimit() *LaneLimit {
 	return nil
 }
 
+func (x *Control) GetRawOpen() *RawOpen {
+	if x != nil {
+		if x, ok := x.Message.(*Control_RawOpen); ok {
+			return x.RawOpen
+		}
+	}
+	return nil
+}
+
+func (x *Control) GetRawAnswer() *RawAnswer {
+	if x != nil {
+		if x, ok := x.Message.(*Control_RawAnswer); ok {
+			return x.RawAnswer
+		}
+	}
+	return nil
+}
+
 type isControl_Message interface {
 	isControl_Message()
 }
@@ -1119,6 +1139,14 @@ type Control_LaneLimit struct {
 	LaneLimit *LaneLimit `protobuf:"bytes,13,opt,name=lane_limit,json=laneLimit,proto3,oneof"`
 }
 
+type Control_RawOpen struct {
+	RawOpen *RawOpen `protobuf:"bytes,14,opt,name=raw_open,json=rawOpen,proto3,oneof"`
+}
+
+type Control_RawAnswer struct {
+	RawAnswer *RawAnswer `protobuf:"bytes,15,opt,name=raw_answer,json=rawAnswer,proto3,oneof"`
+}
+
 func (*Control_Ping) isControl_Message() {}
 
 func (*Control_Pong) isControl_Message() {}
@@ -1144,6 +1172,10 @@ func (*Control_EdgeList) isControl_Message() {}
 func (*Control_FlowStream) isControl_Message() {}
 
 func (*Control_LaneLimit) isControl_Message() {}
+
+func (*Control_RawOpen) isControl_Message() {}
+
+func (*Control_RawAnswer) isControl_Message() {}
 
 // Ping is padded to at least 64 bytes so that a restarted QUIC peer answers it
 // with a stateless reset.
@@ -1520,8 +1552,10 @@ func (x *Abort) GetCode() uint64 {
 
 // LaneDemand is the number of idle and busy lanes the edge wants in total.
 type LaneDemand struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Lanes         uint32                 `protobuf:"varint,1,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Lanes uint32                 `protobuf:"varint,1,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	// The number of idle raw lanes it wants beside them.
+	RawIdle       uint32 `protobuf:"varint,2,opt,name=raw_idle,json=rawIdle,proto3" json:"raw_idle,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1563,6 +1597,120 @@ func (x *LaneDemand) GetLanes() uint32 {
 	return 0
 }
 
+func (x *LaneDemand) GetRawIdle() uint32 {
+	if x != nil {
+		return x.RawIdle
+	}
+	return 0
+}
+
+// RawOpen begins a stream on an idle raw lane, which carries payload only.
+type RawOpen struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The counter of the lane's preamble.
+	Lane          uint64        `protobuf:"varint,1,opt,name=lane,proto3" json:"lane,omitempty"`
+	Header        *StreamHeader `protobuf:"bytes,2,opt,name=header,proto3" json:"header,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RawOpen) Reset() {
+	*x = RawOpen{}
+	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RawOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RawOpen) ProtoMessage() {}
+
+func (x *RawOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RawOpen.ProtoReflect.Descriptor instead.
+func (*RawOpen) Descriptor() ([]byte, []int) {
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RawOpen) GetLane() uint64 {
+	if x != nil {
+		return x.Lane
+	}
+	return 0
+}
+
+func (x *RawOpen) GetHeader() *StreamHeader {
+	if x != nil {
+		return x.Header
+	}
+	return nil
+}
+
+// RawAnswer is the agent's answer to RawOpen.
+type RawAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	StreamId      uint64                 `protobuf:"varint,1,opt,name=stream_id,json=streamId,proto3" json:"stream_id,omitempty"`
+	Answer        *StreamAnswer          `protobuf:"bytes,2,opt,name=answer,proto3" json:"answer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RawAnswer) Reset() {
+	*x = RawAnswer{}
+	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RawAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RawAnswer) ProtoMessage() {}
+
+func (x *RawAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RawAnswer.ProtoReflect.Descriptor instead.
+func (*RawAnswer) Descriptor() ([]byte, []int) {
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *RawAnswer) GetStreamId() uint64 {
+	if x != nil {
+		return x.StreamId
+	}
+	return 0
+}
+
+func (x *RawAnswer) GetAnswer() *StreamAnswer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
 // LaneLimit: the agent can hold this many lanes at most; the edge retires idle
 // ones above it and asks for no more.
 type LaneLimit struct {
@@ -1574,7 +1722,7 @@ type LaneLimit struct {
 
 func (x *LaneLimit) Reset() {
 	*x = LaneLimit{}
-	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	mi := &file_wire_v1_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1734,7 @@ func (x *LaneLimit) String() string {
 func (*LaneLimit) ProtoMessage() {}
 
 func (x *LaneLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	mi := &file_wire_v1_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1747,7 @@ func (x *LaneLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLimit.ProtoReflect.Descriptor instead.
 func (*LaneLimit) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{17}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LaneLimit) GetLanes() uint32 {
@@ -1619,7 +1767,7 @@ type FlowAck struct {
 
 func (x *FlowAck) Reset() {
 	*x = FlowAck{}
-	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1779,7 @@ func (x *FlowAck) String() string {
 func (*FlowAck) ProtoMessage() {}
 
 func (x *FlowAck) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1792,7 @@ func (x *FlowAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowAck.ProtoReflect.Descriptor instead.
 func (*FlowAck) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{18}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FlowAck) GetFlow() uint32 {
@@ -1664,7 +1812,7 @@ type FlowUnknown struct {
 
 func (x *FlowUnknown) Reset() {
 	*x = FlowUnknown{}
-	mi := &file_wire_v1_wire_proto_msgTypes[19]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1824,7 @@ func (x *FlowUnknown) String() string {
 func (*FlowUnknown) ProtoMessage() {}
 
 func (x *FlowUnknown) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[19]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1837,7 @@ func (x *FlowUnknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowUnknown.ProtoReflect.Descriptor instead.
 func (*FlowUnknown) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{19}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FlowUnknown) GetFlow() uint32 {
@@ -1711,7 +1859,7 @@ type FlowEnd struct {
 
 func (x *FlowEnd) Reset() {
 	*x = FlowEnd{}
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +1871,7 @@ func (x *FlowEnd) String() string {
 func (*FlowEnd) ProtoMessage() {}
 
 func (x *FlowEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +1884,7 @@ func (x *FlowEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEnd.ProtoReflect.Descriptor instead.
 func (*FlowEnd) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FlowEnd) GetFlow() uint32 {
@@ -1763,7 +1911,7 @@ type FlowStream struct {
 
 func (x *FlowStream) Reset() {
 	*x = FlowStream{}
-	mi := &file_wire_v1_wire_proto_msgTypes[21]
+	mi := &file_wire_v1_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1775,7 +1923,7 @@ func (x *FlowStream) String() string {
 func (*FlowStream) ProtoMessage() {}
 
 func (x *FlowStream) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[21]
+	mi := &file_wire_v1_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1788,7 +1936,7 @@ func (x *FlowStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowStream.ProtoReflect.Descriptor instead.
 func (*FlowStream) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FlowStream) GetFlow() uint32 {
@@ -1807,7 +1955,7 @@ type EdgeList struct {
 
 func (x *EdgeList) Reset() {
 	*x = EdgeList{}
-	mi := &file_wire_v1_wire_proto_msgTypes[22]
+	mi := &file_wire_v1_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1967,7 @@ func (x *EdgeList) String() string {
 func (*EdgeList) ProtoMessage() {}
 
 func (x *EdgeList) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[22]
+	mi := &file_wire_v1_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1980,7 @@ func (x *EdgeList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EdgeList.ProtoReflect.Descriptor instead.
 func (*EdgeList) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EdgeList) GetEdges() []*EdgeAddress {
@@ -1901,7 +2049,7 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\x04flow\x18\v \x01(\rR\x04flow\"S\n" +
 	"\fStreamAnswer\x12\x12\n" +
 	"\x04alpn\x18\x01 \x01(\tR\x04alpn\x12/\n" +
-	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"\xb2\x05\n" +
+	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"\xa0\x06\n" +
 	"\aControl\x12(\n" +
 	"\x04ping\x18\x01 \x01(\v2\x12.adit.wire.v1.PingH\x00R\x04ping\x12(\n" +
 	"\x04pong\x18\x02 \x01(\v2\x12.adit.wire.v1.PongH\x00R\x04pong\x12+\n" +
@@ -1919,7 +2067,10 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\vflow_stream\x18\f \x01(\v2\x18.adit.wire.v1.FlowStreamH\x00R\n" +
 	"flowStream\x128\n" +
 	"\n" +
-	"lane_limit\x18\r \x01(\v2\x17.adit.wire.v1.LaneLimitH\x00R\tlaneLimitB\t\n" +
+	"lane_limit\x18\r \x01(\v2\x17.adit.wire.v1.LaneLimitH\x00R\tlaneLimit\x122\n" +
+	"\braw_open\x18\x0e \x01(\v2\x15.adit.wire.v1.RawOpenH\x00R\arawOpen\x128\n" +
+	"\n" +
+	"raw_answer\x18\x0f \x01(\v2\x17.adit.wire.v1.RawAnswerH\x00R\trawAnswerB\t\n" +
 	"\amessage\"6\n" +
 	"\x04Ping\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\x12\x18\n" +
@@ -1942,10 +2093,17 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"8\n" +
 	"\x05Abort\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x12\n" +
-	"\x04code\x18\x02 \x01(\x04R\x04code\"\"\n" +
+	"\x04code\x18\x02 \x01(\x04R\x04code\"=\n" +
 	"\n" +
 	"LaneDemand\x12\x14\n" +
-	"\x05lanes\x18\x01 \x01(\rR\x05lanes\"!\n" +
+	"\x05lanes\x18\x01 \x01(\rR\x05lanes\x12\x19\n" +
+	"\braw_idle\x18\x02 \x01(\rR\arawIdle\"Q\n" +
+	"\aRawOpen\x12\x12\n" +
+	"\x04lane\x18\x01 \x01(\x04R\x04lane\x122\n" +
+	"\x06header\x18\x02 \x01(\v2\x1a.adit.wire.v1.StreamHeaderR\x06header\"\\\n" +
+	"\tRawAnswer\x12\x1b\n" +
+	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x122\n" +
+	"\x06answer\x18\x02 \x01(\v2\x1a.adit.wire.v1.StreamAnswerR\x06answer\"!\n" +
 	"\tLaneLimit\x12\x14\n" +
 	"\x05lanes\x18\x01 \x01(\rR\x05lanes\"\x1d\n" +
 	"\aFlowAck\x12\x12\n" +
@@ -1995,7 +2153,7 @@ func file_wire_v1_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_v1_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_wire_v1_wire_proto_goTypes = []any{
 	(Role)(0),             // 0: adit.wire.v1.Role
 	(SessionMode)(0),      // 1: adit.wire.v1.SessionMode
@@ -2018,12 +2176,14 @@ var file_wire_v1_wire_proto_goTypes = []any{
 	(*Drain)(nil),         // 18: adit.wire.v1.Drain
 	(*Abort)(nil),         // 19: adit.wire.v1.Abort
 	(*LaneDemand)(nil),    // 20: adit.wire.v1.LaneDemand
-	(*LaneLimit)(nil),     // 21: adit.wire.v1.LaneLimit
-	(*FlowAck)(nil),       // 22: adit.wire.v1.FlowAck
-	(*FlowUnknown)(nil),   // 23: adit.wire.v1.FlowUnknown
-	(*FlowEnd)(nil),       // 24: adit.wire.v1.FlowEnd
-	(*FlowStream)(nil),    // 25: adit.wire.v1.FlowStream
-	(*EdgeList)(nil),      // 26: adit.wire.v1.EdgeList
+	(*RawOpen)(nil),       // 21: adit.wire.v1.RawOpen
+	(*RawAnswer)(nil),     // 22: adit.wire.v1.RawAnswer
+	(*LaneLimit)(nil),     // 23: adit.wire.v1.LaneLimit
+	(*FlowAck)(nil),       // 24: adit.wire.v1.FlowAck
+	(*FlowUnknown)(nil),   // 25: adit.wire.v1.FlowUnknown
+	(*FlowEnd)(nil),       // 26: adit.wire.v1.FlowEnd
+	(*FlowStream)(nil),    // 27: adit.wire.v1.FlowStream
+	(*EdgeList)(nil),      // 28: adit.wire.v1.EdgeList
 }
 var file_wire_v1_wire_proto_depIdxs = []int32{
 	5,  // 0: adit.wire.v1.Token.edges:type_name -> adit.wire.v1.EdgeAddress
@@ -2042,20 +2202,24 @@ var file_wire_v1_wire_proto_depIdxs = []int32{
 	18, // 13: adit.wire.v1.Control.drain:type_name -> adit.wire.v1.Drain
 	19, // 14: adit.wire.v1.Control.abort:type_name -> adit.wire.v1.Abort
 	20, // 15: adit.wire.v1.Control.lane_demand:type_name -> adit.wire.v1.LaneDemand
-	22, // 16: adit.wire.v1.Control.flow_ack:type_name -> adit.wire.v1.FlowAck
-	23, // 17: adit.wire.v1.Control.flow_unknown:type_name -> adit.wire.v1.FlowUnknown
-	24, // 18: adit.wire.v1.Control.flow_end:type_name -> adit.wire.v1.FlowEnd
-	26, // 19: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
-	25, // 20: adit.wire.v1.Control.flow_stream:type_name -> adit.wire.v1.FlowStream
-	21, // 21: adit.wire.v1.Control.lane_limit:type_name -> adit.wire.v1.LaneLimit
-	17, // 22: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
-	9,  // 23: adit.wire.v1.FlowEnd.refusal:type_name -> adit.wire.v1.Refusal
-	5,  // 24: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
-	25, // [25:25] is the sub-list for method output_type
-	25, // [25:25] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	24, // 16: adit.wire.v1.Control.flow_ack:type_name -> adit.wire.v1.FlowAck
+	25, // 17: adit.wire.v1.Control.flow_unknown:type_name -> adit.wire.v1.FlowUnknown
+	26, // 18: adit.wire.v1.Control.flow_end:type_name -> adit.wire.v1.FlowEnd
+	28, // 19: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
+	27, // 20: adit.wire.v1.Control.flow_stream:type_name -> adit.wire.v1.FlowStream
+	23, // 21: adit.wire.v1.Control.lane_limit:type_name -> adit.wire.v1.LaneLimit
+	21, // 22: adit.wire.v1.Control.raw_open:type_name -> adit.wire.v1.RawOpen
+	22, // 23: adit.wire.v1.Control.raw_answer:type_name -> adit.wire.v1.RawAnswer
+	17, // 24: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
+	10, // 25: adit.wire.v1.RawOpen.header:type_name -> adit.wire.v1.StreamHeader
+	11, // 26: adit.wire.v1.RawAnswer.answer:type_name -> adit.wire.v1.StreamAnswer
+	9,  // 27: adit.wire.v1.FlowEnd.refusal:type_name -> adit.wire.v1.Refusal
+	5,  // 28: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
+	29, // [29:29] is the sub-list for method output_type
+	29, // [29:29] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_wire_v1_wire_proto_init() }
@@ -2077,6 +2241,8 @@ func file_wire_v1_wire_proto_init() {
 		(*Control_EdgeList)(nil),
 		(*Control_FlowStream)(nil),
 		(*Control_LaneLimit)(nil),
+		(*Control_RawOpen)(nil),
+		(*Control_RawAnswer)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2084,7 +2250,7 @@ func file_wire_v1_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_v1_wire_proto_rawDesc), len(file_wire_v1_wire_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/internal/splice"
 )
 
 // Start opens a stream without waiting: what is written (up to Keep bytes) is kept until the
@@ -216,6 +217,30 @@ func (p *pending) keep(b []byte) (int, link.Outgoing, error) {
 		_, _ = cur.Write(b)
 	}
 	return len(b), nil, nil
+}
+
+// HasSocket implements link.Splicer. Until the answer has come, what is written must be kept.
+func (p *pending) HasSocket() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.settled && p.err == nil && !p.closed && p.cur.HasSocket()
+}
+
+// SpliceTo implements link.Splicer; it waits for the answer.
+func (p *pending) SpliceTo(dst *net.TCPConn, w splice.Progress) (ok bool, readErr, writeErr error) {
+	<-p.done
+	if !p.HasSocket() {
+		return false, nil, nil
+	}
+	return p.stream().SpliceTo(dst, w)
+}
+
+// SpliceFrom implements link.Splicer.
+func (p *pending) SpliceFrom(src *net.TCPConn, w splice.Progress) (ok bool, readErr, writeErr error) {
+	if !p.HasSocket() {
+		return false, nil, nil
+	}
+	return p.stream().SpliceFrom(src, w)
 }
 
 func (p *pending) CloseWrite() error {

@@ -1,6 +1,7 @@
 package raw
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -14,7 +15,9 @@ import (
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	"github.com/adit-dev/adit/internal/edge/dial"
 	"github.com/adit-dev/adit/internal/front"
+	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/internal/splice"
 )
 
 // Buffers are taken only while there is data: an idle connection holds none towards the visitor
@@ -112,6 +115,9 @@ func (k *carriage) copyIn() error {
 		return err
 	}
 	for {
+		if ok, err := k.spliceIn(); ok {
+			return err
+		}
 		buf, n, err := readWhenReady(rc)
 		if n > 0 {
 			k.in.Add(int64(n))
@@ -141,6 +147,9 @@ func (k *carriage) socket() (syscall.RawConn, error) {
 // copyOut carries the origin's bytes to the visitor: with a small buffer until a read fills it,
 // then with a large one until the sweep finds it idle.
 func (k *carriage) copyOut() error {
+	if ok, err := k.spliceOut(); ok {
+		return err
+	}
 	pool := &small
 	buf := pool.Get().(*[]byte)
 	defer func() { pool.Put(buf) }()
@@ -173,6 +182,43 @@ func (k *carriage) copyOut() error {
 			return err
 		}
 	}
+}
+
+// spliceIn is copyIn within the kernel, where the stream has a socket and the agent has answered;
+// ok is false otherwise.
+func (k *carriage) spliceIn() (ok bool, err error) {
+	sp, sock := k.splicer()
+	if sp == nil {
+		return false, nil
+	}
+	ok, rerr, werr := sp.SpliceFrom(sock, splice.Progress{Writing: &k.writing, Moved: func(n int) {
+		k.in.Add(int64(n))
+		k.moved()
+	}})
+	return ok, cmp.Or(rerr, werr)
+}
+
+// spliceOut is copyOut within the kernel.
+func (k *carriage) spliceOut() (ok bool, err error) {
+	sp, sock := k.splicer()
+	if sp == nil {
+		return false, nil
+	}
+	ok, rerr, werr := sp.SpliceTo(sock, splice.Progress{Moved: func(n int) {
+		k.out.Add(int64(n))
+		k.moved()
+	}})
+	return ok, cmp.Or(rerr, werr)
+}
+
+// splicer is the stream and the visitor's socket; nil when the kernel cannot copy between them.
+func (k *carriage) splicer() (link.Splicer, *net.TCPConn) {
+	sp, ok := k.stream.Stream.(link.Splicer)
+	sock, tcp := k.visitor.NetConn().(*net.TCPConn)
+	if !ok || !tcp {
+		return nil, nil
+	}
+	return sp, sock
 }
 
 // readWhenReady waits for data without a buffer, takes one and reads. At the end it returns no

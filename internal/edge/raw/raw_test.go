@@ -51,7 +51,10 @@ func pair(t testing.TB) (a, b *net.TCPConn) {
 }
 
 // stream is a link stream over TCP: its aborts are resets.
-type stream struct{ *net.TCPConn }
+type stream struct {
+	*net.TCPConn
+	link.NoSocket
+}
 
 func (s stream) Abort() { _ = s.SetLinger(0); _ = s.Close() }
 
@@ -95,7 +98,7 @@ func (a *agent) Open(_ context.Context, h *wirev1.StreamHeader, _ hubv1.CarrierP
 	}
 	a.origins <- origin
 	a.headers <- h
-	return stream{edge}, nil
+	return stream{TCPConn: edge}, nil
 }
 
 func tunnel(change func(*hubv1.Tunnel)) *route.Entry {

@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"encoding/hex"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -217,7 +218,18 @@ func (e *Edge) listen(t testing.TB, addr string) {
 }
 
 func (e *Edge) dispatch(ctx context.Context, c net.Conn, conf *tls.Config, web *queueListener) {
-	tc := tls.Server(link.WrapTCP(c), conf)
+	_ = c.SetReadDeadline(time.Now().Add(opening.Timeout))
+	sniffed := &sniffedConn{Conn: c, replay: make([]byte, 1)}
+	if _, err := io.ReadFull(c, sniffed.replay); err != nil {
+		_ = c.Close()
+		return
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	if sniffed.replay[0] != 0x16 {
+		e.Acceptor.ServeRaw(ctx, sniffed)
+		return
+	}
+	tc := tls.Server(link.WrapTCP(sniffed), conf)
 	hctx, cancel := context.WithTimeout(ctx, opening.Timeout)
 	defer cancel()
 	if err := tc.HandshakeContext(hctx); err != nil {
@@ -233,6 +245,29 @@ func (e *Edge) dispatch(ctx context.Context, c net.Conn, conf *tls.Config, web *
 	case <-web.done:
 		_ = c.Close()
 	}
+}
+
+// sniffedConn replays what was read of it.
+type sniffedConn struct {
+	net.Conn
+	replay []byte
+}
+
+func (c *sniffedConn) NetConn() net.Conn { return c.Conn }
+
+func (c *sniffedConn) Take() []byte {
+	b := c.replay
+	c.replay = nil
+	return b
+}
+
+func (c *sniffedConn) Read(p []byte) (int, error) {
+	if len(c.replay) > 0 {
+		n := copy(p, c.replay)
+		c.replay = c.replay[n:]
+		return n, nil
+	}
+	return c.Conn.Read(p)
 }
 
 // bind binds TCP and UDP to the same port.

@@ -130,6 +130,7 @@ var errAborted = errors.New("stream aborted")
 
 // stream is a TCP connection to the origin; what is written before it is there is kept.
 type stream struct {
+	link.NoSocket
 	replica  *Replica
 	answered chan struct{}
 	once     sync.Once
