@@ -221,8 +221,9 @@ func TestReload(t *testing.T) {
 		}
 		_ = out.Close()
 		bringBack()
-		if d := hub.nextDeclare(); len(d.GetTunnels()) != 2 {
-			t.Errorf("declared %v", d)
+		// One from before the hub went away may come first; nextDeclare fails if none comes.
+		for len(hub.nextDeclare().GetTunnels()) != 2 {
+			continue
 		}
 	})
 	t.Run("the stream of the unchanged entry has lived through all of it", func(t *testing.T) {
