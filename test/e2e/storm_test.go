@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -116,16 +117,33 @@ func live(t *testing.T, s *stack.Server) int64 {
 	return int64(s.Metric("go_memstats_heap_alloc_bytes") + s.Metric("go_memstats_stack_inuse_bytes"))
 }
 
+// crowdInvite makes an invite that names the edge, which the hub may hear of a moment after it is
+// ready.
+func crowdInvite(t *testing.T, s *stack.Server) (inv stack.Invite) {
+	t.Helper()
+	n := 0
+	stack.Eventually(t, 10*time.Second, func() error {
+		n++
+		inv = s.Invite(fmt.Sprint("crowd-", n), "--hostname", fmt.Sprintf("*.crowd%d.test", n))
+		token, err := identity.ParseToken(inv.Token)
+		if err == nil && len(token.Body.GetEdges()) == 0 {
+			err = errors.New("the invite names no edge")
+		}
+		return err
+	})
+	return inv
+}
+
 // TestManyAgents has a crowd at one server: what it costs idle, and how it comes back.
 func TestManyAgents(t *testing.T) {
 	need.Linux(t, "memory is read from /proc")
 	// A restart that takes this long has most agents wait in their third or fourth pause.
-	n, away, spread := 150, 5*time.Second, 2*time.Second
+	n, away, spread := 200, 5*time.Second, 2*time.Second
 	if soaking() {
-		n, away, spread = 1000, 20*time.Second, 10*time.Second
+		n, away, spread = 2000, 20*time.Second, 10*time.Second
 	}
 	s := stack.StartServer(t, stack.ServerConfig{Args: []string{"--drain-timeout", "1s", "--log-level", "warn", "--pprof"}})
-	inv := s.Invite("crowd", "--hostname", "*.crowd.test")
+	inv := crowdInvite(t, s)
 	var ids []string
 	for i := range 100 {
 		ids = append(ids, fmt.Sprintf("%020x", i))
@@ -134,13 +152,17 @@ func TestManyAgents(t *testing.T) {
 	warm.wait(t, 30*time.Second, 10)
 	before, rss := live(t, s), s.RSS()
 	c := newCrowd(t, inv, n, ids)
-	c.wait(t, 60*time.Second, n)
+	c.wait(t, 2*time.Minute, n)
 	t.Run("T32 what an idle session costs", func(t *testing.T) {
-		per := (live(t, s) - before) / int64(n)
-		t.Logf("%d KiB live for each of %d idle agents with 100 services, %d KiB resident", per>>10, n, (s.RSS()-rss)/int64(n)>>10)
-		if per > 150<<10 {
-			t.Errorf("an idle agent costs %d KiB, want 150 at most", per>>10)
-		}
+		// Handshakes and heartbeats under way hold buffers for a moment; idle is what is between them.
+		stack.Eventually(t, time.Minute, func() error {
+			per := (live(t, s) - before) / int64(n) >> 10
+			if per > 150 {
+				return fmt.Errorf("an idle agent costs %d KiB, want 150 at most", per)
+			}
+			t.Logf("%d KiB live for each of %d idle agents with 100 services, %d KiB resident", per, n, (s.RSS()-rss)/int64(n)>>10)
+			return nil
+		})
 	})
 	t.Run("T14 agents come back spread", func(t *testing.T) {
 		s.Terminate()
@@ -148,14 +170,14 @@ func TestManyAgents(t *testing.T) {
 		time.Sleep(away) // the outage
 		start := time.Now()
 		s.Restart()
-		c.wait(t, 120*time.Second, n)
+		c.wait(t, 3*time.Minute, n)
 		_, at := c.up()
 		t.Logf("%d agents came back within %v to %v", n, at[0].Sub(start).Round(time.Millisecond), at[n-1].Sub(start).Round(time.Millisecond))
 		if d := at[n*99/100].Sub(at[0]); d < spread {
 			t.Errorf("99 %% of them came within %v, want them spread over %v", d, spread)
 		}
 		// The longest pause after such an outage, and dials on a busy machine.
-		if d := at[n-1].Sub(start); d > 90*time.Second {
+		if d := at[n-1].Sub(start); d > 2*time.Minute {
 			t.Errorf("the last one came after %v", d)
 		}
 		// No second may have more than half of them.
