@@ -19,6 +19,8 @@ import (
 const (
 	// rawIdleMax bounds idle raw lanes of a replica.
 	rawIdleMax = 128
+	// rawIdleMin are kept once a tunnel asked, since a burst that finds none takes TLS lanes or QUIC.
+	rawIdleMin = 16
 	// rawSlot is how long the streams count together that find no time to dial new lanes between
 	// them.
 	rawSlot = 250 * time.Millisecond
@@ -78,7 +80,7 @@ func (p *rawPool) target(now time.Time) int {
 	if !p.used || p.closed || !canWaitReadable {
 		return 0
 	}
-	return p.demand.target(rawIdleMax, now)
+	return max(rawIdleMin, p.demand.target(rawIdleMax, now))
 }
 
 // tell sends the demand if it changed. The caller holds mu.

@@ -24,6 +24,9 @@ const (
 // policies are the carrier policies that tunnels are measured with.
 var policies = []string{"throughput", "latency", "auto"}
 
+// rawPolicy is for passthrough only, on loopback.
+const rawPolicy = "raw"
+
 // adit starts a server and an agent whose tunnels all use one carrier policy. The second target
 // is the passthrough tunnel of the same processes.
 func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []*target {
@@ -42,15 +45,22 @@ func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []
 	tcp, udp := stack.FreePort(t), stack.FreePort(t)
 	grants := []string{"--tcp-port", strconv.Itoa(tcp), "--udp-port", strconv.Itoa(udp)}
 	labels := []string{fmt.Sprintf("tcp:%d", tcp), fmt.Sprintf("udp:%d", udp)}
-	with := func(e stack.Service) stack.Service { return e.With("carrier_policy", policy) }
+	others := policy
+	if policy == rawPolicy {
+		others = "auto"
+	}
+	with := func(e stack.Service) stack.Service { return e.With("carrier_policy", others) }
 	agent.TCP = []stack.Service{with(stack.Port("tcp", tcp, o.tcp))}
 	agent.UDP = []stack.Service{stack.Port("udp", udp, o.udp)}
 	main := &target{name: "adit " + policy, tcp: s.at(tcp), udp: s.at(udp)}
 	targets := []*target{main}
+	if policy == rawPolicy {
+		targets = nil
+	}
 	if !s.remote() {
 		grants = append(grants, "--hostname", host, "--hostname", passthroughHost)
 		labels = append(labels, host, passthroughHost)
-		agent.Services = []stack.Service{with(stack.HTTP(host, "http://"+o.http)), with(stack.Passthrough(passthroughHost, o.tcp))}
+		agent.Services = []stack.Service{with(stack.HTTP(host, "http://"+o.http)), stack.Passthrough(passthroughHost, o.tcp).With("carrier_policy", policy)}
 		main.http, main.tls = server.HTTPS, &tls.Config{RootCAs: server.Roots(), NextProtos: []string{"http/1.1"}}
 		if name := main.name + " passthrough"; wanted(t, name) {
 			targets = append(targets, &target{name: name, tcp: server.HTTPS, hello: clientHello(passthroughHost)})

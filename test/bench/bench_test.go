@@ -115,6 +115,9 @@ func loopbackScene(t *testing.T) {
 			targets = append(targets, adit(t, s, o, policy)...)
 		}
 	}
+	if wanted(t, report.Raw) {
+		targets = append(targets, adit(t, s, o, rawPolicy)...)
+	}
 	for _, name := range []string{report.FRP, "frp nomux", "frp quic"} {
 		if wanted(t, name) {
 			targets = append(targets, frp(t, s, o, name)...)

@@ -42,6 +42,9 @@ const (
 	auto, throughput, latency = "adit auto", "adit throughput", "adit latency"
 	passthrough               = "adit throughput passthrough"
 	twoHops                   = "haproxy 2 hop tls"
+	twoHopsPlain              = "haproxy 2 hop"
+	// Raw is the passthrough tunnel on raw lanes.
+	Raw = "adit raw passthrough"
 )
 
 func budgets() []budget {
@@ -54,14 +57,26 @@ func budgets() []budget {
 				r.times(Loopback, Bulk16, passthrough, twoHops, Rate, "16 streams / two HAProxy hops with TLS", 0.95, true),
 			}
 		}},
-		{work: "passthrough bulk, raw lanes", missing: "raw lanes are not built yet"},
+		{work: "passthrough bulk, raw lanes", readings: func(r *Run) []reading {
+			return []reading{
+				r.times(Loopback, Bulk1, Raw, FRP, Rate, "1 stream / frp", 2.6, true),
+				r.times(Loopback, Bulk16, Raw, FRP, Rate, "16 streams / frp", 2.6, true),
+				r.times(Loopback, Bulk1, Raw, twoHopsPlain, Rate, "1 stream / two HAProxy hops", 1.25, true),
+				r.times(Loopback, Bulk16, Raw, twoHopsPlain, Rate, "16 streams / two HAProxy hops", 1.25, true),
+			}
+		}},
 		{work: "CPU per GB, TLS lanes", readings: func(r *Run) []reading {
 			return []reading{
 				r.times(Loopback, Bulk1, passthrough, FRP, CPU, "1 stream / frp", 0.7, false),
 				r.times(Loopback, Bulk16, passthrough, FRP, CPU, "16 streams / frp", 0.7, false),
 			}
 		}},
-		{work: "CPU per GB, raw lanes", missing: "raw lanes are not built yet"},
+		{work: "CPU per GB, raw lanes", readings: func(r *Run) []reading {
+			return []reading{
+				r.times(Loopback, Bulk1, Raw, FRP, CPU, "1 stream / frp", 0.25, false),
+				r.times(Loopback, Bulk16, Raw, FRP, CPU, "16 streams / frp", 0.25, false),
+			}
+		}},
 		{work: "`http` keep-alive, 64 connections", readings: func(r *Run) []reading {
 			return []reading{
 				r.times(Loopback, HTTPKeepAlive, auto, FRP, Rate, "rate / frp's http proxy, which speaks clear text", 4.5, true),
@@ -100,7 +115,7 @@ func budgets() []budget {
 		}},
 		{work: "UDP 1,200 bytes", readings: udpReadings},
 		{work: "idle connections", readings: idleReadings},
-		{work: "raw lanes, idle connections", missing: "raw lanes are not built yet"},
+		{work: "raw lanes, idle connections", missing: "not measured yet"},
 		{work: "100,000 routes", readings: func(r *Run) []reading {
 			ok := r.Routes.MiB > 0
 			return []reading{

@@ -8,7 +8,7 @@ import (
 )
 
 // order is how targets are listed.
-var order = []string{Direct, "adit auto", "adit throughput", "adit latency", "adit auto passthrough", "adit throughput passthrough", "adit latency passthrough", FRP, "frp https2http",
+var order = []string{Direct, "adit auto", "adit throughput", "adit latency", "adit auto passthrough", "adit throughput passthrough", "adit latency passthrough", Raw, FRP, "frp https2http",
 	"frp tcp", "frp nomux", "frp quic", "chisel", "haproxy 1 hop", "haproxy 2 hop", "haproxy 2 hop tls"}
 
 // Markdown is the whole report as tables.
