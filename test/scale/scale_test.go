@@ -42,8 +42,8 @@ func TestMain(m *testing.M) {
 	stack.Main(m)
 }
 
-// startOrigin returns the TCP address of an origin in a process of its own.
-func startOrigin(t *testing.T) string {
+// startOrigin returns the addresses of an origin in a process of its own.
+func startOrigin(t *testing.T) (tcp, udp string) {
 	t.Helper()
 	path, err := os.Executable()
 	if err != nil {
@@ -64,11 +64,11 @@ func startOrigin(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
-	tcp, _, _, err := load.ParseOrigin(bufio.NewReader(out))
+	tcp, _, udp, err = load.ParseOrigin(bufio.NewReader(out))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return tcp
+	return tcp, udp
 }
 
 // carriage is a way that the streams of a test ride.
@@ -98,7 +98,7 @@ type rig struct {
 // newRig starts as many agents as n connections need.
 func newRig(t *testing.T, c carriage, n int) rig {
 	t.Helper()
-	origin := startOrigin(t)
+	origin, _ := startOrigin(t)
 	s := stack.StartServer(t, stack.ServerConfig{Args: []string{"--log-level", "warn",
 		"--max-connections-per-address", "15000", "--max-connections-per-tunnel", "15000"}})
 	port := stack.FreePort(t)
