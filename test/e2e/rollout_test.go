@@ -79,7 +79,13 @@ func (f *fleet) roll(t *testing.T, i int) {
 type load struct {
 	asked, failed, downloads atomic.Int64
 	stop                     chan struct{}
+	once                     sync.Once
 	wg                       sync.WaitGroup
+}
+
+func (l *load) halt() {
+	l.once.Do(func() { close(l.stop) })
+	l.wg.Wait()
 }
 
 const downloadLines = 40
@@ -107,6 +113,7 @@ func rolling(download time.Duration) http.Handler {
 // two downloads going.
 func (l *load) start(t *testing.T, f *fleet, perSecond int) {
 	l.stop = make(chan struct{})
+	t.Cleanup(l.halt) // a failure ends them before their server goes
 	const workers = 8
 	for _, m := range f.members {
 		for i := range workers {
@@ -154,8 +161,7 @@ func (l *load) loop(t *testing.T, host string, every time.Duration, ask func(n i
 // end stops the visitors and wants that nothing failed.
 func (l *load) end(t *testing.T) {
 	t.Helper()
-	close(l.stop)
-	l.wg.Wait()
+	l.halt()
 	t.Logf("%d requests, %d downloads among them", l.asked.Load(), l.downloads.Load())
 	if n := l.failed.Load(); n > 0 {
 		t.Errorf("%d of %d requests failed", n, l.asked.Load())
