@@ -66,7 +66,7 @@ func TestBench(t *testing.T) {
 		save(t)
 		return
 	}
-	run.Settings = report.Settings{Rounds: *rounds, Seconds: length.Seconds(), PathSeconds: pathLength.Seconds()}
+	run.Settings = report.Settings{Rounds: *rounds, Seconds: length.Seconds(), PathRounds: *pathRounds, PathSeconds: pathLength.Seconds()}
 	run.Machine = machine(t)
 	t.Run("loopback", loopbackScene)
 	if *pathLength > 0 {

@@ -71,6 +71,7 @@ type Machine struct {
 type Settings struct {
 	Rounds      int     `json:"rounds"`
 	Seconds     float64 `json:"seconds"`
+	PathRounds  int     `json:"path_rounds"`
 	PathSeconds float64 `json:"path_seconds"`
 }
 

@@ -116,9 +116,9 @@ func (r *Run) Where() string {
 		peers[i] = p + " " + m.Peers[p]
 	}
 	return fmt.Sprintf("Measured on %s, revision %s: %s, %d cores, %s, %s, default congestion control %s; beside %s. "+
-		"%d rounds, %g s a measurement on loopback and %g s on the emulated path. Load average before the run: %s.\n",
+		"On loopback %d rounds of %g s a measurement, on the emulated path %d of %g s. Load average before the run: %s.\n",
 		m.Date, m.Revision, m.CPU, m.Cores, m.Kernel, m.Go, m.Default, strings.Join(peers, ", "),
-		r.Settings.Rounds, r.Settings.Seconds, r.Settings.PathSeconds, m.Load)
+		r.Settings.Rounds, r.Settings.Seconds, r.Settings.PathRounds, r.Settings.PathSeconds, m.Load)
 }
 
 func writeTable(b *strings.Builder, heads []string, rows [][]string) {
