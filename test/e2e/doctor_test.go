@@ -177,7 +177,7 @@ func TestAdminAddresses(t *testing.T) {
 			if i == 0 {
 				// What a killed one leaves behind is in nobody's way.
 				a.Kill()
-				a = stack.StartAgent(t, inv.File, stack.AgentConfig{Unready: true, Services: []stack.Service{stack.HTTP("five.localhost", origin)},
+				stack.StartAgent(t, inv.File, stack.AgentConfig{Unready: true, Services: []stack.Service{stack.HTTP("five.localhost", origin)},
 					Args: []string{"--health-addr", "unix:" + path}})
 				stack.Eventually(t, 30*time.Second, ready)
 			}
