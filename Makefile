@@ -36,7 +36,7 @@ rows: ## print the rows of known faults with the result of the last make test
 	@$(GO) run ./test/rows -run $(RUN_JSON)
 
 soak: build ## run the long forms of the tests
-	ADIT_TEST_SOAK=1 $(GO) test -count=1 -timeout=4h -p 1 -run '$(or $(RUN),.)' $(PKGS)
+	ADIT_TEST_SOAK=1 $(GO) test -tags soak -count=1 -timeout=4h -p 1 -run '$(or $(RUN),.)' $(PKGS)
 
 bench: build ## measure adit beside its peers, and write docs/benchmarks.md
 	$(BENCH) -docs $(CURDIR)/docs $(BENCHFLAGS)

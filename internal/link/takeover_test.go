@@ -16,8 +16,6 @@ import (
 	"github.com/adit-dev/adit/test/need"
 )
 
-func soaking() bool { return os.Getenv("ADIT_TEST_SOAK") == "1" }
-
 // deafEdge notices no silence by itself for hours, so that only a successor ends old sessions.
 func deafEdge(c *link.AcceptorConfig) {
 	timing := link.Fast()
@@ -28,7 +26,7 @@ func deafEdge(c *link.AcceptorConfig) {
 // TestTakeover drops all packets of an agent's flows; it dials again with the same identity.
 func TestTakeover(t *testing.T) {
 	times := 4
-	if soaking() {
+	if need.Soak() {
 		times = 1000
 	}
 	for _, carrier := range []string{link.CarrierQUIC, link.CarrierTLS, link.CarrierWS} {
@@ -111,7 +109,7 @@ func TestFlapping(t *testing.T) {
 	})
 	t.Run("T02 agents that come and go leave nothing", func(t *testing.T) {
 		agents, rounds := 20, 4
-		if soaking() {
+		if need.Soak() {
 			agents, rounds = 100, 200
 		}
 		edge := linktest.NewEdge(t, []*linktest.Token{tok}, fastEdge)

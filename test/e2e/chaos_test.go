@@ -99,7 +99,7 @@ func TestSilentDeath(t *testing.T) {
 // TestRestartsAreIdempotent kills and restarts an agent, every second time while the hub is down.
 func TestRestartsAreIdempotent(t *testing.T) {
 	restarts := 6
-	if soaking() {
+	if need.Soak() {
 		restarts = 20
 	}
 	hub := stack.StartServer(t, stack.ServerConfig{Roles: "hub"})
@@ -149,7 +149,7 @@ func TestRestartsAreIdempotent(t *testing.T) {
 func TestChaos(t *testing.T) {
 	need.Linux(t, "descriptors are counted in /proc")
 	rounds := 10
-	if soaking() {
+	if need.Soak() {
 		rounds = 100
 	}
 	h := newHome(t, "chaos.localhost", stack.ServerConfig{})
@@ -223,7 +223,7 @@ func TestHubOutage(t *testing.T) {
 	}
 	t.Run("O06 T16 an outage makes an agent unready, not dead", func(t *testing.T) {
 		away := 5 * time.Second
-		if soaking() {
+		if need.Soak() {
 			away = 10 * time.Minute
 		}
 		h.Terminate()

@@ -15,7 +15,7 @@ import (
 func TestRestartStorm(t *testing.T) {
 	need.Linux(t, "many descriptors and ports of loopback")
 	groups, size := 2, 100
-	if soaking() {
+	if need.Soak() {
 		groups = 20
 	}
 	s := stack.StartServer(t, stack.ServerConfig{Args: []string{"--drain-timeout", "1s", "--log-level", "warn"}})

@@ -256,7 +256,7 @@ func TestUploads(t *testing.T) {
 			}
 		}
 		rounds := 60
-		if os.Getenv("ADIT_TEST_SOAK") == "1" {
+		if need.Soak() {
 			rounds = 1000
 		}
 		for range 20 {

@@ -5,20 +5,17 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
 
 var carriers = []string{"quic", "tls", "ws"}
-
-// soaking reports whether long forms run.
-func soaking() bool { return os.Getenv("ADIT_TEST_SOAK") == "1" }
 
 // fleet is a hub, an edge of its own and agents, so that hub and agents can be rolled while
 // visitors come: two agents for each carrier.
@@ -187,7 +184,7 @@ func postSum(c *http.Client, url, body string) error {
 // TestRollout rolls every part but the edge under 200 requests a second with long downloads.
 func TestRollout(t *testing.T) {
 	agents, rounds, download := 2, 2, 2*time.Second
-	if soaking() {
+	if need.Soak() {
 		agents, rounds, download = 3, 20, 25*time.Second
 	}
 	f := newFleet(t, agents, rolling(download))

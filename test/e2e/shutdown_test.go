@@ -12,6 +12,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -58,7 +59,7 @@ func (d *download) wait(t *testing.T) error {
 // TestGracefulStop: the grace period is the same on every carrier and at both ends.
 func TestGracefulStop(t *testing.T) {
 	length := 3 * time.Second
-	if soaking() {
+	if need.Soak() {
 		length = 20 * time.Second
 	}
 	home := "http://" + serveHTTP(t, rolling(length), false)

@@ -139,7 +139,7 @@ func TestManyAgents(t *testing.T) {
 	need.Linux(t, "memory is read from /proc")
 	// A restart that takes this long has most agents wait in their third or fourth pause.
 	n, away, spread := 200, 5*time.Second, 2*time.Second
-	if soaking() {
+	if need.Soak() {
 		n, away, spread = 2000, 20*time.Second, 10*time.Second
 	}
 	s := stack.StartServer(t, stack.ServerConfig{Args: []string{"--drain-timeout", "1s", "--log-level", "warn", "--pprof"}})

@@ -98,15 +98,8 @@ func Linux(t testing.TB, why string) {
 	}
 }
 
-// Long keeps a test of minutes for `make soak` (ADIT_TEST_SOAK=1). It is the one skip
-// that strict runs allow beside kernel features, because the short form of the same
-// row always runs.
-func Long(t testing.TB, short string) {
-	t.Helper()
-	if os.Getenv("ADIT_TEST_SOAK") != "1" {
-		t.Skipf("long form, run by make soak; the short form is %s", short)
-	}
-}
+// Soak reports whether the long forms of the tests are asked for (make soak).
+func Soak() bool { return os.Getenv("ADIT_TEST_SOAK") == "1" }
 
 // Skip skips for a reason that none of the functions above names; strict runs fail.
 func Skip(t testing.TB, why string) {

@@ -8,13 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
 
 // TestFlows holds UDP flows that say nothing.
 func TestFlows(t *testing.T) {
 	n := 300
-	if soaking() {
+	if need.Soak() {
 		n = 4000 // A port has 4,096.
 	}
 	_, udp := startOrigin(t)

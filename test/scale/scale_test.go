@@ -16,10 +16,9 @@ import (
 	"time"
 
 	"github.com/adit-dev/adit/test/bench/load"
+	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
-
-func soaking() bool { return os.Getenv("ADIT_TEST_SOAK") == "1" }
 
 // beOrigin makes this program an origin: its connections need descriptors of their own.
 const beOrigin = "ADIT_SCALE_ORIGIN"
@@ -151,7 +150,7 @@ func TestIdle(t *testing.T) {
 		n, long int
 	}{{onQUIC, 500, 13500}, {onLanes, 300, 8000}} {
 		n := c.n
-		if soaking() {
+		if need.Soak() {
 			n = c.long
 		}
 		t.Run(fmt.Sprintf("%d on %s", n, c.name), func(t *testing.T) { holdIdle(t, c.carriage, n) })
@@ -194,7 +193,7 @@ func holdIdle(t *testing.T, c carriage, n int) {
 // TestSlowReader downloads faster from the origin than the visitor reads.
 func TestSlowReader(t *testing.T) {
 	size, rate := int64(128<<20), int64(24<<20)
-	if soaking() {
+	if need.Soak() {
 		size, rate = 1<<30, 5<<20
 	}
 	for _, c := range []carriage{onQUIC, onLanes} {

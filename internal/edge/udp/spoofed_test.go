@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -27,7 +26,7 @@ func heap() int64 {
 func TestSpoofedSources(t *testing.T) {
 	need.Linux(t, "all of 127.0.0.0/8 is local there")
 	n := 20_000
-	if os.Getenv("ADIT_TEST_SOAK") == "1" {
+	if need.Soak() {
 		n = 100_000
 	}
 	r := &replica{id: "A"}
