@@ -12,6 +12,8 @@ import (
 	v1 "github.com/adit-dev/adit/api/wire/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	fieldmaskpb "google.golang.org/protobuf/types/known/fieldmaskpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -24,6 +26,228 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+type UpdateInviteRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id or name.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The whole invite as it is to be; only grant, expires_at, expires_sessions, max_replicas and
+	// from can change.
+	Invite *Invite `protobuf:"bytes,2,opt,name=invite,proto3" json:"invite,omitempty"`
+	// Fields of invite to change; at least one.
+	UpdateMask    *fieldmaskpb.FieldMask `protobuf:"bytes,3,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateInviteRequest) Reset() {
+	*x = UpdateInviteRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateInviteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateInviteRequest) ProtoMessage() {}
+
+func (x *UpdateInviteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateInviteRequest.ProtoReflect.Descriptor instead.
+func (*UpdateInviteRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *UpdateInviteRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateInviteRequest) GetInvite() *Invite {
+	if x != nil {
+		return x.Invite
+	}
+	return nil
+}
+
+func (x *UpdateInviteRequest) GetUpdateMask() *fieldmaskpb.FieldMask {
+	if x != nil {
+		return x.UpdateMask
+	}
+	return nil
+}
+
+type UpdateInviteResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Invite        *Invite                `protobuf:"bytes,1,opt,name=invite,proto3" json:"invite,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateInviteResponse) Reset() {
+	*x = UpdateInviteResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateInviteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateInviteResponse) ProtoMessage() {}
+
+func (x *UpdateInviteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateInviteResponse.ProtoReflect.Descriptor instead.
+func (*UpdateInviteResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *UpdateInviteResponse) GetInvite() *Invite {
+	if x != nil {
+		return x.Invite
+	}
+	return nil
+}
+
+type RotateInviteRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// How long the old token works on, at most 30 days. Unset = 24 hours.
+	Overlap       *durationpb.Duration `protobuf:"bytes,2,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateInviteRequest) Reset() {
+	*x = RotateInviteRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateInviteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateInviteRequest) ProtoMessage() {}
+
+func (x *RotateInviteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateInviteRequest.ProtoReflect.Descriptor instead.
+func (*RotateInviteRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *RotateInviteRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RotateInviteRequest) GetOverlap() *durationpb.Duration {
+	if x != nil {
+		return x.Overlap
+	}
+	return nil
+}
+
+type RotateInviteResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Invite *Invite                `protobuf:"bytes,1,opt,name=invite,proto3" json:"invite,omitempty"`
+	// Shown once.
+	Token         string                 `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	OldExpiresAt  *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=old_expires_at,json=oldExpiresAt,proto3" json:"old_expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateInviteResponse) Reset() {
+	*x = RotateInviteResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateInviteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateInviteResponse) ProtoMessage() {}
+
+func (x *RotateInviteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateInviteResponse.ProtoReflect.Descriptor instead.
+func (*RotateInviteResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RotateInviteResponse) GetInvite() *Invite {
+	if x != nil {
+		return x.Invite
+	}
+	return nil
+}
+
+func (x *RotateInviteResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *RotateInviteResponse) GetOldExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OldExpiresAt
+	}
+	return nil
+}
 
 type Invite struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -46,7 +270,7 @@ type Invite struct {
 
 func (x *Invite) Reset() {
 	*x = Invite{}
-	mi := &file_hub_v1_admin_proto_msgTypes[0]
+	mi := &file_hub_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -58,7 +282,7 @@ func (x *Invite) String() string {
 func (*Invite) ProtoMessage() {}
 
 func (x *Invite) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[0]
+	mi := &file_hub_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -71,7 +295,7 @@ func (x *Invite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Invite.ProtoReflect.Descriptor instead.
 func (*Invite) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Invite) GetId() string {
@@ -169,7 +393,7 @@ type CreateInviteRequest struct {
 
 func (x *CreateInviteRequest) Reset() {
 	*x = CreateInviteRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[1]
+	mi := &file_hub_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -181,7 +405,7 @@ func (x *CreateInviteRequest) String() string {
 func (*CreateInviteRequest) ProtoMessage() {}
 
 func (x *CreateInviteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[1]
+	mi := &file_hub_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -194,7 +418,7 @@ func (x *CreateInviteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInviteRequest.ProtoReflect.Descriptor instead.
 func (*CreateInviteRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *CreateInviteRequest) GetName() string {
@@ -271,7 +495,7 @@ type CreateInviteResponse struct {
 
 func (x *CreateInviteResponse) Reset() {
 	*x = CreateInviteResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[2]
+	mi := &file_hub_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -283,7 +507,7 @@ func (x *CreateInviteResponse) String() string {
 func (*CreateInviteResponse) ProtoMessage() {}
 
 func (x *CreateInviteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[2]
+	mi := &file_hub_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -296,7 +520,7 @@ func (x *CreateInviteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInviteResponse.ProtoReflect.Descriptor instead.
 func (*CreateInviteResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateInviteResponse) GetInvite() *Invite {
@@ -323,7 +547,7 @@ type ListInvitesRequest struct {
 
 func (x *ListInvitesRequest) Reset() {
 	*x = ListInvitesRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[3]
+	mi := &file_hub_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -335,7 +559,7 @@ func (x *ListInvitesRequest) String() string {
 func (*ListInvitesRequest) ProtoMessage() {}
 
 func (x *ListInvitesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[3]
+	mi := &file_hub_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -348,7 +572,7 @@ func (x *ListInvitesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInvitesRequest.ProtoReflect.Descriptor instead.
 func (*ListInvitesRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListInvitesRequest) GetPageSize() uint32 {
@@ -375,7 +599,7 @@ type ListInvitesResponse struct {
 
 func (x *ListInvitesResponse) Reset() {
 	*x = ListInvitesResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[4]
+	mi := &file_hub_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -387,7 +611,7 @@ func (x *ListInvitesResponse) String() string {
 func (*ListInvitesResponse) ProtoMessage() {}
 
 func (x *ListInvitesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[4]
+	mi := &file_hub_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -400,7 +624,7 @@ func (x *ListInvitesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInvitesResponse.ProtoReflect.Descriptor instead.
 func (*ListInvitesResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListInvitesResponse) GetInvites() []*Invite {
@@ -427,7 +651,7 @@ type GetInviteRequest struct {
 
 func (x *GetInviteRequest) Reset() {
 	*x = GetInviteRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[5]
+	mi := &file_hub_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -439,7 +663,7 @@ func (x *GetInviteRequest) String() string {
 func (*GetInviteRequest) ProtoMessage() {}
 
 func (x *GetInviteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[5]
+	mi := &file_hub_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -452,7 +676,7 @@ func (x *GetInviteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInviteRequest.ProtoReflect.Descriptor instead.
 func (*GetInviteRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetInviteRequest) GetId() string {
@@ -471,7 +695,7 @@ type GetInviteResponse struct {
 
 func (x *GetInviteResponse) Reset() {
 	*x = GetInviteResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[6]
+	mi := &file_hub_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -483,7 +707,7 @@ func (x *GetInviteResponse) String() string {
 func (*GetInviteResponse) ProtoMessage() {}
 
 func (x *GetInviteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[6]
+	mi := &file_hub_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -496,7 +720,7 @@ func (x *GetInviteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInviteResponse.ProtoReflect.Descriptor instead.
 func (*GetInviteResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetInviteResponse) GetInvite() *Invite {
@@ -515,7 +739,7 @@ type RevokeInviteRequest struct {
 
 func (x *RevokeInviteRequest) Reset() {
 	*x = RevokeInviteRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[7]
+	mi := &file_hub_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -527,7 +751,7 @@ func (x *RevokeInviteRequest) String() string {
 func (*RevokeInviteRequest) ProtoMessage() {}
 
 func (x *RevokeInviteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[7]
+	mi := &file_hub_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -540,7 +764,7 @@ func (x *RevokeInviteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeInviteRequest.ProtoReflect.Descriptor instead.
 func (*RevokeInviteRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RevokeInviteRequest) GetId() string {
@@ -559,7 +783,7 @@ type RevokeInviteResponse struct {
 
 func (x *RevokeInviteResponse) Reset() {
 	*x = RevokeInviteResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[8]
+	mi := &file_hub_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +795,7 @@ func (x *RevokeInviteResponse) String() string {
 func (*RevokeInviteResponse) ProtoMessage() {}
 
 func (x *RevokeInviteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[8]
+	mi := &file_hub_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +808,7 @@ func (x *RevokeInviteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeInviteResponse.ProtoReflect.Descriptor instead.
 func (*RevokeInviteResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RevokeInviteResponse) GetInvite() *Invite {
@@ -592,6 +816,333 @@ func (x *RevokeInviteResponse) GetInvite() *Invite {
 		return x.Invite
 	}
 	return nil
+}
+
+type CreateTunnelRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// kind, and label or hostname (http, tls) or port (tcp, udp; 0 = any free port), origins; the
+	// rest is optional. What the hub assigns (id, tenant, tokens, owner, version, times) is ignored.
+	Tunnel *Tunnel `protobuf:"bytes,1,opt,name=tunnel,proto3" json:"tunnel,omitempty"`
+	// Id or name of the enrolled agent that serves it.
+	Agent         string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	DryRun        bool   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTunnelRequest) Reset() {
+	*x = CreateTunnelRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTunnelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTunnelRequest) ProtoMessage() {}
+
+func (x *CreateTunnelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTunnelRequest.ProtoReflect.Descriptor instead.
+func (*CreateTunnelRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *CreateTunnelRequest) GetTunnel() *Tunnel {
+	if x != nil {
+		return x.Tunnel
+	}
+	return nil
+}
+
+func (x *CreateTunnelRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *CreateTunnelRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type CreateTunnelResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tunnel        *TunnelStatus          `protobuf:"bytes,1,opt,name=tunnel,proto3" json:"tunnel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTunnelResponse) Reset() {
+	*x = CreateTunnelResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTunnelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTunnelResponse) ProtoMessage() {}
+
+func (x *CreateTunnelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTunnelResponse.ProtoReflect.Descriptor instead.
+func (*CreateTunnelResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *CreateTunnelResponse) GetTunnel() *TunnelStatus {
+	if x != nil {
+		return x.Tunnel
+	}
+	return nil
+}
+
+type UpdateTunnelRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id, label, hostname, tcp:PORT or udp:PORT.
+	Label  string  `protobuf:"bytes,1,opt,name=label,proto3" json:"label,omitempty"`
+	Tunnel *Tunnel `protobuf:"bytes,2,opt,name=tunnel,proto3" json:"tunnel,omitempty"`
+	// Fields of tunnel to change; "agent" changes the agent.
+	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,3,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
+	Agent      string                 `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
+	// The version that was read; 0 = whatever it is now.
+	Version       uint64 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
+	DryRun        bool   `protobuf:"varint,6,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateTunnelRequest) Reset() {
+	*x = UpdateTunnelRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateTunnelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateTunnelRequest) ProtoMessage() {}
+
+func (x *UpdateTunnelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateTunnelRequest.ProtoReflect.Descriptor instead.
+func (*UpdateTunnelRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *UpdateTunnelRequest) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
+func (x *UpdateTunnelRequest) GetTunnel() *Tunnel {
+	if x != nil {
+		return x.Tunnel
+	}
+	return nil
+}
+
+func (x *UpdateTunnelRequest) GetUpdateMask() *fieldmaskpb.FieldMask {
+	if x != nil {
+		return x.UpdateMask
+	}
+	return nil
+}
+
+func (x *UpdateTunnelRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *UpdateTunnelRequest) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *UpdateTunnelRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type UpdateTunnelResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tunnel        *TunnelStatus          `protobuf:"bytes,1,opt,name=tunnel,proto3" json:"tunnel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateTunnelResponse) Reset() {
+	*x = UpdateTunnelResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateTunnelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateTunnelResponse) ProtoMessage() {}
+
+func (x *UpdateTunnelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateTunnelResponse.ProtoReflect.Descriptor instead.
+func (*UpdateTunnelResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *UpdateTunnelResponse) GetTunnel() *TunnelStatus {
+	if x != nil {
+		return x.Tunnel
+	}
+	return nil
+}
+
+type DeleteTunnelRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Label string                 `protobuf:"bytes,1,opt,name=label,proto3" json:"label,omitempty"`
+	// Gives the name up at once instead of keeping it for 30 days.
+	Release       bool `protobuf:"varint,2,opt,name=release,proto3" json:"release,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTunnelRequest) Reset() {
+	*x = DeleteTunnelRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTunnelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTunnelRequest) ProtoMessage() {}
+
+func (x *DeleteTunnelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTunnelRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTunnelRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DeleteTunnelRequest) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
+func (x *DeleteTunnelRequest) GetRelease() bool {
+	if x != nil {
+		return x.Release
+	}
+	return false
+}
+
+type DeleteTunnelResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTunnelResponse) Reset() {
+	*x = DeleteTunnelResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTunnelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTunnelResponse) ProtoMessage() {}
+
+func (x *DeleteTunnelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTunnelResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTunnelResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 type TunnelStatus struct {
@@ -605,14 +1156,18 @@ type TunnelStatus struct {
 	// Replicas that serve it, over all edges.
 	Replicas uint32 `protobuf:"varint,6,opt,name=replicas,proto3" json:"replicas,omitempty"`
 	// Verdicts of declarers that were refused for this name or port.
-	Conflicts     []*Verdict `protobuf:"bytes,7,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	Conflicts []*Verdict `protobuf:"bytes,7,rep,name=conflicts,proto3" json:"conflicts,omitempty"`
+	// Name of the enrolled agent that serves a managed tunnel.
+	Agent string `protobuf:"bytes,8,opt,name=agent,proto3" json:"agent,omitempty"`
+	// What the writer should know, e.g. that anybody can reach it.
+	Warnings      []string `protobuf:"bytes,9,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TunnelStatus) Reset() {
 	*x = TunnelStatus{}
-	mi := &file_hub_v1_admin_proto_msgTypes[9]
+	mi := &file_hub_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -624,7 +1179,7 @@ func (x *TunnelStatus) String() string {
 func (*TunnelStatus) ProtoMessage() {}
 
 func (x *TunnelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[9]
+	mi := &file_hub_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -637,7 +1192,7 @@ func (x *TunnelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelStatus.ProtoReflect.Descriptor instead.
 func (*TunnelStatus) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TunnelStatus) GetTunnel() *Tunnel {
@@ -689,6 +1244,20 @@ func (x *TunnelStatus) GetConflicts() []*Verdict {
 	return nil
 }
 
+func (x *TunnelStatus) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *TunnelStatus) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 type ListTunnelsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	PageSize  uint32                 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
@@ -701,7 +1270,7 @@ type ListTunnelsRequest struct {
 
 func (x *ListTunnelsRequest) Reset() {
 	*x = ListTunnelsRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[10]
+	mi := &file_hub_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +1282,7 @@ func (x *ListTunnelsRequest) String() string {
 func (*ListTunnelsRequest) ProtoMessage() {}
 
 func (x *ListTunnelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[10]
+	mi := &file_hub_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +1295,7 @@ func (x *ListTunnelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTunnelsRequest.ProtoReflect.Descriptor instead.
 func (*ListTunnelsRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListTunnelsRequest) GetPageSize() uint32 {
@@ -760,7 +1329,7 @@ type ListTunnelsResponse struct {
 
 func (x *ListTunnelsResponse) Reset() {
 	*x = ListTunnelsResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[11]
+	mi := &file_hub_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +1341,7 @@ func (x *ListTunnelsResponse) String() string {
 func (*ListTunnelsResponse) ProtoMessage() {}
 
 func (x *ListTunnelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[11]
+	mi := &file_hub_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +1354,7 @@ func (x *ListTunnelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTunnelsResponse.ProtoReflect.Descriptor instead.
 func (*ListTunnelsResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListTunnelsResponse) GetTunnels() []*TunnelStatus {
@@ -812,7 +1381,7 @@ type GetTunnelRequest struct {
 
 func (x *GetTunnelRequest) Reset() {
 	*x = GetTunnelRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[12]
+	mi := &file_hub_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +1393,7 @@ func (x *GetTunnelRequest) String() string {
 func (*GetTunnelRequest) ProtoMessage() {}
 
 func (x *GetTunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[12]
+	mi := &file_hub_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +1406,7 @@ func (x *GetTunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTunnelRequest.ProtoReflect.Descriptor instead.
 func (*GetTunnelRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetTunnelRequest) GetLabel() string {
@@ -856,7 +1425,7 @@ type GetTunnelResponse struct {
 
 func (x *GetTunnelResponse) Reset() {
 	*x = GetTunnelResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[13]
+	mi := &file_hub_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -868,7 +1437,7 @@ func (x *GetTunnelResponse) String() string {
 func (*GetTunnelResponse) ProtoMessage() {}
 
 func (x *GetTunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[13]
+	mi := &file_hub_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -881,12 +1450,982 @@ func (x *GetTunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTunnelResponse.ProtoReflect.Descriptor instead.
 func (*GetTunnelResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetTunnelResponse) GetTunnel() *TunnelStatus {
 	if x != nil {
 		return x.Tunnel
+	}
+	return nil
+}
+
+type CreateAgentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 63 of a-z, 0-9, ".", "_", "-".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What it may declare itself; managed tunnels need no grant.
+	Grant *Grant `protobuf:"bytes,2,opt,name=grant,proto3" json:"grant,omitempty"`
+	// Source networks, CIDR; empty = any.
+	From          []string `protobuf:"bytes,3,rep,name=from,proto3" json:"from,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateAgentRequest) Reset() {
+	*x = CreateAgentRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateAgentRequest) ProtoMessage() {}
+
+func (x *CreateAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateAgentRequest.ProtoReflect.Descriptor instead.
+func (*CreateAgentRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *CreateAgentRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CreateAgentRequest) GetGrant() *Grant {
+	if x != nil {
+		return x.Grant
+	}
+	return nil
+}
+
+func (x *CreateAgentRequest) GetFrom() []string {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+type CreateAgentResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent *Agent                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Shown once.
+	Token         string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateAgentResponse) Reset() {
+	*x = CreateAgentResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateAgentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateAgentResponse) ProtoMessage() {}
+
+func (x *CreateAgentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateAgentResponse.ProtoReflect.Descriptor instead.
+func (*CreateAgentResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *CreateAgentResponse) GetAgent() *Agent {
+	if x != nil {
+		return x.Agent
+	}
+	return nil
+}
+
+func (x *CreateAgentResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+type DeleteAgentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Delete its managed tunnels too.
+	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteAgentRequest) Reset() {
+	*x = DeleteAgentRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteAgentRequest) ProtoMessage() {}
+
+func (x *DeleteAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteAgentRequest.ProtoReflect.Descriptor instead.
+func (*DeleteAgentRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *DeleteAgentRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DeleteAgentRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type DeleteAgentResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteAgentResponse) Reset() {
+	*x = DeleteAgentResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteAgentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteAgentResponse) ProtoMessage() {}
+
+func (x *DeleteAgentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteAgentResponse.ProtoReflect.Descriptor instead.
+func (*DeleteAgentResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{27}
+}
+
+type RotateAgentRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// How long the old token works on, at most 30 days. Unset = 24 hours.
+	Overlap       *durationpb.Duration `protobuf:"bytes,2,opt,name=overlap,proto3" json:"overlap,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateAgentRequest) Reset() {
+	*x = RotateAgentRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateAgentRequest) ProtoMessage() {}
+
+func (x *RotateAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateAgentRequest.ProtoReflect.Descriptor instead.
+func (*RotateAgentRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *RotateAgentRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RotateAgentRequest) GetOverlap() *durationpb.Duration {
+	if x != nil {
+		return x.Overlap
+	}
+	return nil
+}
+
+type RotateAgentResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent *Agent                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Shown once.
+	Token         string                 `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	OldExpiresAt  *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=old_expires_at,json=oldExpiresAt,proto3" json:"old_expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateAgentResponse) Reset() {
+	*x = RotateAgentResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateAgentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateAgentResponse) ProtoMessage() {}
+
+func (x *RotateAgentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateAgentResponse.ProtoReflect.Descriptor instead.
+func (*RotateAgentResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *RotateAgentResponse) GetAgent() *Agent {
+	if x != nil {
+		return x.Agent
+	}
+	return nil
+}
+
+func (x *RotateAgentResponse) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *RotateAgentResponse) GetOldExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OldExpiresAt
+	}
+	return nil
+}
+
+type SetAgentEnabledRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Enabled       bool                   `protobuf:"varint,2,opt,name=enabled,proto3" json:"enabled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAgentEnabledRequest) Reset() {
+	*x = SetAgentEnabledRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAgentEnabledRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAgentEnabledRequest) ProtoMessage() {}
+
+func (x *SetAgentEnabledRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAgentEnabledRequest.ProtoReflect.Descriptor instead.
+func (*SetAgentEnabledRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *SetAgentEnabledRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SetAgentEnabledRequest) GetEnabled() bool {
+	if x != nil {
+		return x.Enabled
+	}
+	return false
+}
+
+type SetAgentEnabledResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         *Agent                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAgentEnabledResponse) Reset() {
+	*x = SetAgentEnabledResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAgentEnabledResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAgentEnabledResponse) ProtoMessage() {}
+
+func (x *SetAgentEnabledResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAgentEnabledResponse.ProtoReflect.Descriptor instead.
+func (*SetAgentEnabledResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *SetAgentEnabledResponse) GetAgent() *Agent {
+	if x != nil {
+		return x.Agent
+	}
+	return nil
+}
+
+type DrainAgentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainAgentRequest) Reset() {
+	*x = DrainAgentRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainAgentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainAgentRequest) ProtoMessage() {}
+
+func (x *DrainAgentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainAgentRequest.ProtoReflect.Descriptor instead.
+func (*DrainAgentRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DrainAgentRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type DrainAgentResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Replicas that were told.
+	Replicas      uint32 `protobuf:"varint,1,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainAgentResponse) Reset() {
+	*x = DrainAgentResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainAgentResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainAgentResponse) ProtoMessage() {}
+
+func (x *DrainAgentResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainAgentResponse.ProtoReflect.Descriptor instead.
+func (*DrainAgentResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *DrainAgentResponse) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+type ListServicesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id or name of the agent.
+	Id        string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	PageSize  uint32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Substring of name, namespace or address.
+	Filter        string `protobuf:"bytes,4,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesRequest) Reset() {
+	*x = ListServicesRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesRequest) ProtoMessage() {}
+
+func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
+func (*ListServicesRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ListServicesRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ListServicesRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListServicesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+func (x *ListServicesRequest) GetFilter() string {
+	if x != nil {
+		return x.Filter
+	}
+	return ""
+}
+
+type ListServicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Services      []*DiscoveredService   `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// When the agent last reported; unset = never.
+	ReportedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=reported_at,json=reportedAt,proto3" json:"reported_at,omitempty"`
+	// What its providers have to say, e.g. that the API server cannot be reached.
+	Providers     []*ProviderState `protobuf:"bytes,4,rep,name=providers,proto3" json:"providers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesResponse) Reset() {
+	*x = ListServicesResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesResponse) ProtoMessage() {}
+
+func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
+func (*ListServicesResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ListServicesResponse) GetServices() []*DiscoveredService {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *ListServicesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListServicesResponse) GetReportedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReportedAt
+	}
+	return nil
+}
+
+func (x *ListServicesResponse) GetProviders() []*ProviderState {
+	if x != nil {
+		return x.Providers
+	}
+	return nil
+}
+
+type PreflightRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	Ask           *PreflightAsk          `protobuf:"bytes,2,opt,name=ask,proto3" json:"ask,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreflightRequest) Reset() {
+	*x = PreflightRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreflightRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreflightRequest) ProtoMessage() {}
+
+func (x *PreflightRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreflightRequest.ProtoReflect.Descriptor instead.
+func (*PreflightRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *PreflightRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *PreflightRequest) GetAsk() *PreflightAsk {
+	if x != nil {
+		return x.Ask
+	}
+	return nil
+}
+
+type PreflightResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *PreflightAnswer       `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreflightResponse) Reset() {
+	*x = PreflightResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreflightResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreflightResponse) ProtoMessage() {}
+
+func (x *PreflightResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreflightResponse.ProtoReflect.Descriptor instead.
+func (*PreflightResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *PreflightResponse) GetAnswer() *PreflightAnswer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+type LogsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Last lines to begin with, 1 to 500; 0 = 200.
+	Lines         uint32 `protobuf:"varint,2,opt,name=lines,proto3" json:"lines,omitempty"`
+	Follow        bool   `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogsRequest) Reset() {
+	*x = LogsRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogsRequest) ProtoMessage() {}
+
+func (x *LogsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
+func (*LogsRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *LogsRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *LogsRequest) GetLines() uint32 {
+	if x != nil {
+		return x.Lines
+	}
+	return 0
+}
+
+func (x *LogsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type LogsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Lines []*LogLine             `protobuf:"bytes,1,rep,name=lines,proto3" json:"lines,omitempty"`
+	// Older lines were left out, or lines were lost while following.
+	Truncated     bool `protobuf:"varint,2,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogsResponse) Reset() {
+	*x = LogsResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogsResponse) ProtoMessage() {}
+
+func (x *LogsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogsResponse.ProtoReflect.Descriptor instead.
+func (*LogsResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *LogsResponse) GetLines() []*LogLine {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
+func (x *LogsResponse) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
+}
+
+type OpenForwardRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Agent string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
+	// tcp://HOST:PORT, or HOST:PORT.
+	Target        string `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenForwardRequest) Reset() {
+	*x = OpenForwardRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenForwardRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenForwardRequest) ProtoMessage() {}
+
+func (x *OpenForwardRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenForwardRequest.ProtoReflect.Descriptor instead.
+func (*OpenForwardRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *OpenForwardRequest) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *OpenForwardRequest) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+type OpenForwardResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host:port of edges to connect to, in this order.
+	Addresses []string `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Goes into the Authorization of GET /.adit/forward; good for expires_at, for this target and
+	// agent only.
+	Ticket        string                 `protobuf:"bytes,2,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenForwardResponse) Reset() {
+	*x = OpenForwardResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenForwardResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenForwardResponse) ProtoMessage() {}
+
+func (x *OpenForwardResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenForwardResponse.ProtoReflect.Descriptor instead.
+func (*OpenForwardResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *OpenForwardResponse) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *OpenForwardResponse) GetTicket() string {
+	if x != nil {
+		return x.Ticket
+	}
+	return ""
+}
+
+func (x *OpenForwardResponse) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
 	}
 	return nil
 }
@@ -897,16 +2436,27 @@ type Agent struct {
 	TokenId string                 `protobuf:"bytes,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
 	Name    string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Tenant  string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// online, offline, disabled.
-	State         string     `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
-	Replicas      []*Replica `protobuf:"bytes,5,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// online, offline, disabled. Replicas of an enrolled agent that wait are standby.
+	State    string     `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`
+	Replicas []*Replica `protobuf:"bytes,5,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	// "invite" or "agent".
+	Kind       string                 `protobuf:"bytes,6,opt,name=kind,proto3" json:"kind,omitempty"`
+	CreatedAt  *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	LastSeenAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_seen_at,json=lastSeenAt,proto3" json:"last_seen_at,omitempty"`
+	// Managed tunnels that name it.
+	ManagedTunnels uint32 `protobuf:"varint,9,opt,name=managed_tunnels,json=managedTunnels,proto3" json:"managed_tunnels,omitempty"`
+	// The replica that holds the enrolment.
+	HolderReplica string                 `protobuf:"bytes,10,opt,name=holder_replica,json=holderReplica,proto3" json:"holder_replica,omitempty"`
+	HolderSince   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=holder_since,json=holderSince,proto3" json:"holder_since,omitempty"`
+	// A token of it that ends: rotation.
+	OldTokenExpiresAt *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=old_token_expires_at,json=oldTokenExpiresAt,proto3" json:"old_token_expires_at,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_hub_v1_admin_proto_msgTypes[14]
+	mi := &file_hub_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +2468,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[14]
+	mi := &file_hub_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +2481,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Agent) GetTokenId() string {
@@ -969,6 +2519,55 @@ func (x *Agent) GetReplicas() []*Replica {
 	return nil
 }
 
+func (x *Agent) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Agent) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Agent) GetLastSeenAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSeenAt
+	}
+	return nil
+}
+
+func (x *Agent) GetManagedTunnels() uint32 {
+	if x != nil {
+		return x.ManagedTunnels
+	}
+	return 0
+}
+
+func (x *Agent) GetHolderReplica() string {
+	if x != nil {
+		return x.HolderReplica
+	}
+	return ""
+}
+
+func (x *Agent) GetHolderSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HolderSince
+	}
+	return nil
+}
+
+func (x *Agent) GetOldTokenExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OldTokenExpiresAt
+	}
+	return nil
+}
+
 type Replica struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -978,15 +2577,20 @@ type Replica struct {
 	Sessions []*SessionReport       `protobuf:"bytes,5,rep,name=sessions,proto3" json:"sessions,omitempty"`
 	Verdicts []*Verdict             `protobuf:"bytes,6,rep,name=verdicts,proto3" json:"verdicts,omitempty"`
 	Tunnels  []*TunnelReport        `protobuf:"bytes,7,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
-	// online, or offline: what it declared counts for a while.
-	State         string `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"`
+	// online, standby (another one holds the enrolment), or offline: what it declared counts for a
+	// while.
+	State string `protobuf:"bytes,8,opt,name=state,proto3" json:"state,omitempty"`
+	// What this replica can do, e.g. "discovery:host", "forward", "preflight", "logs".
+	Capabilities []string `protobuf:"bytes,9,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	// Addresses it advertises for direct paths.
+	Advertised    []string `protobuf:"bytes,10,rep,name=advertised,proto3" json:"advertised,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_hub_v1_admin_proto_msgTypes[15]
+	mi := &file_hub_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +2602,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[15]
+	mi := &file_hub_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +2615,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Replica) GetId() string {
@@ -1070,6 +2674,20 @@ func (x *Replica) GetState() string {
 	return ""
 }
 
+func (x *Replica) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *Replica) GetAdvertised() []string {
+	if x != nil {
+		return x.Advertised
+	}
+	return nil
+}
+
 type ListAgentsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	PageSize      uint32                 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
@@ -1080,7 +2698,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[16]
+	mi := &file_hub_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +2710,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[16]
+	mi := &file_hub_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +2723,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -1132,7 +2750,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[17]
+	mi := &file_hub_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +2762,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[17]
+	mi := &file_hub_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +2775,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Agent {
@@ -1184,7 +2802,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[18]
+	mi := &file_hub_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1196,7 +2814,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[18]
+	mi := &file_hub_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1209,7 +2827,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetAgentRequest) GetId() string {
@@ -1228,7 +2846,7 @@ type GetAgentResponse struct {
 
 func (x *GetAgentResponse) Reset() {
 	*x = GetAgentResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[19]
+	mi := &file_hub_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +2858,7 @@ func (x *GetAgentResponse) String() string {
 func (*GetAgentResponse) ProtoMessage() {}
 
 func (x *GetAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[19]
+	mi := &file_hub_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +2871,7 @@ func (x *GetAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentResponse.ProtoReflect.Descriptor instead.
 func (*GetAgentResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetAgentResponse) GetAgent() *Agent {
@@ -1280,7 +2898,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_hub_v1_admin_proto_msgTypes[20]
+	mi := &file_hub_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1292,7 +2910,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[20]
+	mi := &file_hub_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1305,7 +2923,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Port) GetKind() v1.Kind {
@@ -1367,7 +2985,7 @@ type ListPortsRequest struct {
 
 func (x *ListPortsRequest) Reset() {
 	*x = ListPortsRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[21]
+	mi := &file_hub_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1379,7 +2997,7 @@ func (x *ListPortsRequest) String() string {
 func (*ListPortsRequest) ProtoMessage() {}
 
 func (x *ListPortsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[21]
+	mi := &file_hub_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1392,7 +3010,7 @@ func (x *ListPortsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPortsRequest.ProtoReflect.Descriptor instead.
 func (*ListPortsRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListPortsRequest) GetPageSize() uint32 {
@@ -1419,7 +3037,7 @@ type ListPortsResponse struct {
 
 func (x *ListPortsResponse) Reset() {
 	*x = ListPortsResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[22]
+	mi := &file_hub_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +3049,7 @@ func (x *ListPortsResponse) String() string {
 func (*ListPortsResponse) ProtoMessage() {}
 
 func (x *ListPortsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[22]
+	mi := &file_hub_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +3062,7 @@ func (x *ListPortsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPortsResponse.ProtoReflect.Descriptor instead.
 func (*ListPortsResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListPortsResponse) GetPorts() []*Port {
@@ -1474,7 +3092,7 @@ type ReservePortRequest struct {
 
 func (x *ReservePortRequest) Reset() {
 	*x = ReservePortRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[23]
+	mi := &file_hub_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +3104,7 @@ func (x *ReservePortRequest) String() string {
 func (*ReservePortRequest) ProtoMessage() {}
 
 func (x *ReservePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[23]
+	mi := &file_hub_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,7 +3117,7 @@ func (x *ReservePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservePortRequest.ProtoReflect.Descriptor instead.
 func (*ReservePortRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReservePortRequest) GetKind() v1.Kind {
@@ -1539,7 +3157,7 @@ type ReservePortResponse struct {
 
 func (x *ReservePortResponse) Reset() {
 	*x = ReservePortResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[24]
+	mi := &file_hub_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +3169,7 @@ func (x *ReservePortResponse) String() string {
 func (*ReservePortResponse) ProtoMessage() {}
 
 func (x *ReservePortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[24]
+	mi := &file_hub_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +3182,7 @@ func (x *ReservePortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservePortResponse.ProtoReflect.Descriptor instead.
 func (*ReservePortResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReservePortResponse) GetPort() *Port {
@@ -1584,7 +3202,7 @@ type ReleasePortRequest struct {
 
 func (x *ReleasePortRequest) Reset() {
 	*x = ReleasePortRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[25]
+	mi := &file_hub_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1596,7 +3214,7 @@ func (x *ReleasePortRequest) String() string {
 func (*ReleasePortRequest) ProtoMessage() {}
 
 func (x *ReleasePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[25]
+	mi := &file_hub_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1609,7 +3227,7 @@ func (x *ReleasePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleasePortRequest.ProtoReflect.Descriptor instead.
 func (*ReleasePortRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReleasePortRequest) GetKind() v1.Kind {
@@ -1634,7 +3252,7 @@ type ReleasePortResponse struct {
 
 func (x *ReleasePortResponse) Reset() {
 	*x = ReleasePortResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[26]
+	mi := &file_hub_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +3264,7 @@ func (x *ReleasePortResponse) String() string {
 func (*ReleasePortResponse) ProtoMessage() {}
 
 func (x *ReleasePortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[26]
+	mi := &file_hub_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +3277,685 @@ func (x *ReleasePortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleasePortResponse.ProtoReflect.Descriptor instead.
 func (*ReleasePortResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{54}
+}
+
+type EdgeInvite struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	MaxEdges      uint32                 `protobuf:"varint,3,opt,name=max_edges,json=maxEdges,proto3" json:"max_edges,omitempty"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	Edges         uint32                 `protobuf:"varint,6,opt,name=edges,proto3" json:"edges,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EdgeInvite) Reset() {
+	*x = EdgeInvite{}
+	mi := &file_hub_v1_admin_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EdgeInvite) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EdgeInvite) ProtoMessage() {}
+
+func (x *EdgeInvite) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EdgeInvite.ProtoReflect.Descriptor instead.
+func (*EdgeInvite) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *EdgeInvite) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *EdgeInvite) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EdgeInvite) GetMaxEdges() uint32 {
+	if x != nil {
+		return x.MaxEdges
+	}
+	return 0
+}
+
+func (x *EdgeInvite) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *EdgeInvite) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *EdgeInvite) GetEdges() uint32 {
+	if x != nil {
+		return x.Edges
+	}
+	return 0
+}
+
+type ListEdgeInvitesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PageSize      uint32                 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEdgeInvitesRequest) Reset() {
+	*x = ListEdgeInvitesRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEdgeInvitesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEdgeInvitesRequest) ProtoMessage() {}
+
+func (x *ListEdgeInvitesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEdgeInvitesRequest.ProtoReflect.Descriptor instead.
+func (*ListEdgeInvitesRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ListEdgeInvitesRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListEdgeInvitesRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListEdgeInvitesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Invites       []*EdgeInvite          `protobuf:"bytes,1,rep,name=invites,proto3" json:"invites,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEdgeInvitesResponse) Reset() {
+	*x = ListEdgeInvitesResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEdgeInvitesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEdgeInvitesResponse) ProtoMessage() {}
+
+func (x *ListEdgeInvitesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEdgeInvitesResponse.ProtoReflect.Descriptor instead.
+func (*ListEdgeInvitesResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ListEdgeInvitesResponse) GetInvites() []*EdgeInvite {
+	if x != nil {
+		return x.Invites
+	}
+	return nil
+}
+
+func (x *ListEdgeInvitesResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type DrainEdgeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// True ends the drain.
+	Undo          bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainEdgeRequest) Reset() {
+	*x = DrainEdgeRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainEdgeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainEdgeRequest) ProtoMessage() {}
+
+func (x *DrainEdgeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainEdgeRequest.ProtoReflect.Descriptor instead.
+func (*DrainEdgeRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *DrainEdgeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DrainEdgeRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+type DrainEdgeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Edge          *EdgeStatus            `protobuf:"bytes,1,opt,name=edge,proto3" json:"edge,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainEdgeResponse) Reset() {
+	*x = DrainEdgeResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainEdgeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainEdgeResponse) ProtoMessage() {}
+
+func (x *DrainEdgeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainEdgeResponse.ProtoReflect.Descriptor instead.
+func (*DrainEdgeResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *DrainEdgeResponse) GetEdge() *EdgeStatus {
+	if x != nil {
+		return x.Edge
+	}
+	return nil
+}
+
+type RemoveEdgeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveEdgeRequest) Reset() {
+	*x = RemoveEdgeRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveEdgeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveEdgeRequest) ProtoMessage() {}
+
+func (x *RemoveEdgeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveEdgeRequest.ProtoReflect.Descriptor instead.
+func (*RemoveEdgeRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *RemoveEdgeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RemoveEdgeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveEdgeResponse) Reset() {
+	*x = RemoveEdgeResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveEdgeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveEdgeResponse) ProtoMessage() {}
+
+func (x *RemoveEdgeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveEdgeResponse.ProtoReflect.Descriptor instead.
+func (*RemoveEdgeResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{61}
+}
+
+type Tenant struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Invites   uint32                 `protobuf:"varint,3,opt,name=invites,proto3" json:"invites,omitempty"`
+	Tunnels   uint32                 `protobuf:"varint,4,opt,name=tunnels,proto3" json:"tunnels,omitempty"`
+	// Names kept after their tunnels were deleted.
+	Held          []*HeldName `protobuf:"bytes,5,rep,name=held,proto3" json:"held,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tenant) Reset() {
+	*x = Tenant{}
+	mi := &file_hub_v1_admin_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tenant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tenant) ProtoMessage() {}
+
+func (x *Tenant) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
+func (*Tenant) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *Tenant) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Tenant) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Tenant) GetInvites() uint32 {
+	if x != nil {
+		return x.Invites
+	}
+	return 0
+}
+
+func (x *Tenant) GetTunnels() uint32 {
+	if x != nil {
+		return x.Tunnels
+	}
+	return 0
+}
+
+func (x *Tenant) GetHeld() []*HeldName {
+	if x != nil {
+		return x.Held
+	}
+	return nil
+}
+
+type HeldName struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Until         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldName) Reset() {
+	*x = HeldName{}
+	mi := &file_hub_v1_admin_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldName) ProtoMessage() {}
+
+func (x *HeldName) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldName.ProtoReflect.Descriptor instead.
+func (*HeldName) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *HeldName) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HeldName) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+type ListTenantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PageSize      uint32                 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsRequest) Reset() {
+	*x = ListTenantsRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsRequest) ProtoMessage() {}
+
+func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
+func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *ListTenantsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListTenantsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListTenantsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenants       []*Tenant              `protobuf:"bytes,1,rep,name=tenants,proto3" json:"tenants,omitempty"`
+	NextPageToken string                 `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTenantsResponse) Reset() {
+	*x = ListTenantsResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTenantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTenantsResponse) ProtoMessage() {}
+
+func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
+func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ListTenantsResponse) GetTenants() []*Tenant {
+	if x != nil {
+		return x.Tenants
+	}
+	return nil
+}
+
+func (x *ListTenantsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type ReleaseNameRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseNameRequest) Reset() {
+	*x = ReleaseNameRequest{}
+	mi := &file_hub_v1_admin_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseNameRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseNameRequest) ProtoMessage() {}
+
+func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseNameRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseNameRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *ReleaseNameRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ReleaseNameResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseNameResponse) Reset() {
+	*x = ReleaseNameResponse{}
+	mi := &file_hub_v1_admin_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseNameResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseNameResponse) ProtoMessage() {}
+
+func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseNameResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseNameResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 type InviteEdgeRequest struct {
@@ -1673,7 +3969,7 @@ type InviteEdgeRequest struct {
 
 func (x *InviteEdgeRequest) Reset() {
 	*x = InviteEdgeRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[27]
+	mi := &file_hub_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +3981,7 @@ func (x *InviteEdgeRequest) String() string {
 func (*InviteEdgeRequest) ProtoMessage() {}
 
 func (x *InviteEdgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[27]
+	mi := &file_hub_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +3994,7 @@ func (x *InviteEdgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InviteEdgeRequest.ProtoReflect.Descriptor instead.
 func (*InviteEdgeRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *InviteEdgeRequest) GetName() string {
@@ -1733,7 +4029,7 @@ type InviteEdgeResponse struct {
 
 func (x *InviteEdgeResponse) Reset() {
 	*x = InviteEdgeResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[28]
+	mi := &file_hub_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +4041,7 @@ func (x *InviteEdgeResponse) String() string {
 func (*InviteEdgeResponse) ProtoMessage() {}
 
 func (x *InviteEdgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[28]
+	mi := &file_hub_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +4054,7 @@ func (x *InviteEdgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InviteEdgeResponse.ProtoReflect.Descriptor instead.
 func (*InviteEdgeResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *InviteEdgeResponse) GetId() string {
@@ -1791,7 +4087,7 @@ type EdgeStatus struct {
 
 func (x *EdgeStatus) Reset() {
 	*x = EdgeStatus{}
-	mi := &file_hub_v1_admin_proto_msgTypes[29]
+	mi := &file_hub_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +4099,7 @@ func (x *EdgeStatus) String() string {
 func (*EdgeStatus) ProtoMessage() {}
 
 func (x *EdgeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[29]
+	mi := &file_hub_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +4112,7 @@ func (x *EdgeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EdgeStatus.ProtoReflect.Descriptor instead.
 func (*EdgeStatus) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *EdgeStatus) GetEdge() *Edge {
@@ -1878,7 +4174,7 @@ type ListEdgesRequest struct {
 
 func (x *ListEdgesRequest) Reset() {
 	*x = ListEdgesRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[30]
+	mi := &file_hub_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +4186,7 @@ func (x *ListEdgesRequest) String() string {
 func (*ListEdgesRequest) ProtoMessage() {}
 
 func (x *ListEdgesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[30]
+	mi := &file_hub_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +4199,7 @@ func (x *ListEdgesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEdgesRequest.ProtoReflect.Descriptor instead.
 func (*ListEdgesRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListEdgesRequest) GetPageSize() uint32 {
@@ -1930,7 +4226,7 @@ type ListEdgesResponse struct {
 
 func (x *ListEdgesResponse) Reset() {
 	*x = ListEdgesResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[31]
+	mi := &file_hub_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +4238,7 @@ func (x *ListEdgesResponse) String() string {
 func (*ListEdgesResponse) ProtoMessage() {}
 
 func (x *ListEdgesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[31]
+	mi := &file_hub_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +4251,7 @@ func (x *ListEdgesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEdgesResponse.ProtoReflect.Descriptor instead.
 func (*ListEdgesResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListEdgesResponse) GetEdges() []*EdgeStatus {
@@ -1981,7 +4277,7 @@ type RevokeEdgeInviteRequest struct {
 
 func (x *RevokeEdgeInviteRequest) Reset() {
 	*x = RevokeEdgeInviteRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[32]
+	mi := &file_hub_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +4289,7 @@ func (x *RevokeEdgeInviteRequest) String() string {
 func (*RevokeEdgeInviteRequest) ProtoMessage() {}
 
 func (x *RevokeEdgeInviteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[32]
+	mi := &file_hub_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +4302,7 @@ func (x *RevokeEdgeInviteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEdgeInviteRequest.ProtoReflect.Descriptor instead.
 func (*RevokeEdgeInviteRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RevokeEdgeInviteRequest) GetId() string {
@@ -2024,7 +4320,7 @@ type RevokeEdgeInviteResponse struct {
 
 func (x *RevokeEdgeInviteResponse) Reset() {
 	*x = RevokeEdgeInviteResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[33]
+	mi := &file_hub_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +4332,7 @@ func (x *RevokeEdgeInviteResponse) String() string {
 func (*RevokeEdgeInviteResponse) ProtoMessage() {}
 
 func (x *RevokeEdgeInviteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[33]
+	mi := &file_hub_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +4345,7 @@ func (x *RevokeEdgeInviteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEdgeInviteResponse.ProtoReflect.Descriptor instead.
 func (*RevokeEdgeInviteResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 type GetServerRequest struct {
@@ -2060,7 +4356,7 @@ type GetServerRequest struct {
 
 func (x *GetServerRequest) Reset() {
 	*x = GetServerRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[34]
+	mi := &file_hub_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +4368,7 @@ func (x *GetServerRequest) String() string {
 func (*GetServerRequest) ProtoMessage() {}
 
 func (x *GetServerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[34]
+	mi := &file_hub_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +4381,7 @@ func (x *GetServerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerRequest.ProtoReflect.Descriptor instead.
 func (*GetServerRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 type GetServerResponse struct {
@@ -2102,7 +4398,7 @@ type GetServerResponse struct {
 
 func (x *GetServerResponse) Reset() {
 	*x = GetServerResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[35]
+	mi := &file_hub_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +4410,7 @@ func (x *GetServerResponse) String() string {
 func (*GetServerResponse) ProtoMessage() {}
 
 func (x *GetServerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[35]
+	mi := &file_hub_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +4423,7 @@ func (x *GetServerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerResponse.ProtoReflect.Descriptor instead.
 func (*GetServerResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetServerResponse) GetVersion() string {
@@ -2176,7 +4472,21 @@ var File_hub_v1_admin_proto protoreflect.FileDescriptor
 
 const file_hub_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x12hub/v1/admin.proto\x12\vadit.hub.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14hub/v1/machine.proto\x1a\x15hub/v1/resource.proto\x1a\x12wire/v1/wire.proto\"\x9d\x03\n" +
+	"\x12hub/v1/admin.proto\x12\vadit.hub.v1\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14hub/v1/machine.proto\x1a\x15hub/v1/resource.proto\x1a\x12wire/v1/wire.proto\"\x8f\x01\n" +
+	"\x13UpdateInviteRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12+\n" +
+	"\x06invite\x18\x02 \x01(\v2\x13.adit.hub.v1.InviteR\x06invite\x12;\n" +
+	"\vupdate_mask\x18\x03 \x01(\v2\x1a.google.protobuf.FieldMaskR\n" +
+	"updateMask\"C\n" +
+	"\x14UpdateInviteResponse\x12+\n" +
+	"\x06invite\x18\x01 \x01(\v2\x13.adit.hub.v1.InviteR\x06invite\"Z\n" +
+	"\x13RotateInviteRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x123\n" +
+	"\aoverlap\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\aoverlap\"\x9b\x01\n" +
+	"\x14RotateInviteResponse\x12+\n" +
+	"\x06invite\x18\x01 \x01(\v2\x13.adit.hub.v1.InviteR\x06invite\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\tR\x05token\x12@\n" +
+	"\x0eold_expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\foldExpiresAt\"\x9d\x03\n" +
 	"\x06Invite\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -2221,7 +4531,27 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\x13RevokeInviteRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"C\n" +
 	"\x14RevokeInviteResponse\x12+\n" +
-	"\x06invite\x18\x01 \x01(\v2\x13.adit.hub.v1.InviteR\x06invite\"\xe3\x01\n" +
+	"\x06invite\x18\x01 \x01(\v2\x13.adit.hub.v1.InviteR\x06invite\"q\n" +
+	"\x13CreateTunnelRequest\x12+\n" +
+	"\x06tunnel\x18\x01 \x01(\v2\x13.adit.hub.v1.TunnelR\x06tunnel\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"I\n" +
+	"\x14CreateTunnelResponse\x121\n" +
+	"\x06tunnel\x18\x01 \x01(\v2\x19.adit.hub.v1.TunnelStatusR\x06tunnel\"\xde\x01\n" +
+	"\x13UpdateTunnelRequest\x12\x14\n" +
+	"\x05label\x18\x01 \x01(\tR\x05label\x12+\n" +
+	"\x06tunnel\x18\x02 \x01(\v2\x13.adit.hub.v1.TunnelR\x06tunnel\x12;\n" +
+	"\vupdate_mask\x18\x03 \x01(\v2\x1a.google.protobuf.FieldMaskR\n" +
+	"updateMask\x12\x14\n" +
+	"\x05agent\x18\x04 \x01(\tR\x05agent\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\x04R\aversion\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"I\n" +
+	"\x14UpdateTunnelResponse\x121\n" +
+	"\x06tunnel\x18\x01 \x01(\v2\x19.adit.hub.v1.TunnelStatusR\x06tunnel\"E\n" +
+	"\x13DeleteTunnelRequest\x12\x14\n" +
+	"\x05label\x18\x01 \x01(\tR\x05label\x12\x18\n" +
+	"\arelease\x18\x02 \x01(\bR\arelease\"\x16\n" +
+	"\x14DeleteTunnelResponse\"\x95\x02\n" +
 	"\fTunnelStatus\x12+\n" +
 	"\x06tunnel\x18\x01 \x01(\v2\x13.adit.hub.v1.TunnelR\x06tunnel\x12\x10\n" +
 	"\x03url\x18\x02 \x01(\tR\x03url\x12\x14\n" +
@@ -2229,7 +4559,9 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06detail\x18\x05 \x01(\tR\x06detail\x12\x1a\n" +
 	"\breplicas\x18\x06 \x01(\rR\breplicas\x122\n" +
-	"\tconflicts\x18\a \x03(\v2\x14.adit.hub.v1.VerdictR\tconflicts\"h\n" +
+	"\tconflicts\x18\a \x03(\v2\x14.adit.hub.v1.VerdictR\tconflicts\x12\x14\n" +
+	"\x05agent\x18\b \x01(\tR\x05agent\x12\x1a\n" +
+	"\bwarnings\x18\t \x03(\tR\bwarnings\"h\n" +
 	"\x12ListTunnelsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -2241,13 +4573,82 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\x10GetTunnelRequest\x12\x14\n" +
 	"\x05label\x18\x01 \x01(\tR\x05label\"F\n" +
 	"\x11GetTunnelResponse\x121\n" +
-	"\x06tunnel\x18\x01 \x01(\v2\x19.adit.hub.v1.TunnelStatusR\x06tunnel\"\x96\x01\n" +
+	"\x06tunnel\x18\x01 \x01(\v2\x19.adit.hub.v1.TunnelStatusR\x06tunnel\"f\n" +
+	"\x12CreateAgentRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
+	"\x05grant\x18\x02 \x01(\v2\x12.adit.hub.v1.GrantR\x05grant\x12\x12\n" +
+	"\x04from\x18\x03 \x03(\tR\x04from\"U\n" +
+	"\x13CreateAgentResponse\x12(\n" +
+	"\x05agent\x18\x01 \x01(\v2\x12.adit.hub.v1.AgentR\x05agent\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\tR\x05token\":\n" +
+	"\x12DeleteAgentRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"\x15\n" +
+	"\x13DeleteAgentResponse\"Y\n" +
+	"\x12RotateAgentRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x123\n" +
+	"\aoverlap\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\aoverlap\"\x97\x01\n" +
+	"\x13RotateAgentResponse\x12(\n" +
+	"\x05agent\x18\x01 \x01(\v2\x12.adit.hub.v1.AgentR\x05agent\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\tR\x05token\x12@\n" +
+	"\x0eold_expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\foldExpiresAt\"B\n" +
+	"\x16SetAgentEnabledRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aenabled\x18\x02 \x01(\bR\aenabled\"C\n" +
+	"\x17SetAgentEnabledResponse\x12(\n" +
+	"\x05agent\x18\x01 \x01(\v2\x12.adit.hub.v1.AgentR\x05agent\"#\n" +
+	"\x11DrainAgentRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"0\n" +
+	"\x12DrainAgentResponse\x12\x1a\n" +
+	"\breplicas\x18\x01 \x01(\rR\breplicas\"y\n" +
+	"\x13ListServicesRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x16\n" +
+	"\x06filter\x18\x04 \x01(\tR\x06filter\"\xf1\x01\n" +
+	"\x14ListServicesResponse\x12:\n" +
+	"\bservices\x18\x01 \x03(\v2\x1e.adit.hub.v1.DiscoveredServiceR\bservices\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12;\n" +
+	"\vreported_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"reportedAt\x128\n" +
+	"\tproviders\x18\x04 \x03(\v2\x1a.adit.hub.v1.ProviderStateR\tproviders\"U\n" +
+	"\x10PreflightRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12+\n" +
+	"\x03ask\x18\x02 \x01(\v2\x19.adit.hub.v1.PreflightAskR\x03ask\"I\n" +
+	"\x11PreflightResponse\x124\n" +
+	"\x06answer\x18\x01 \x01(\v2\x1c.adit.hub.v1.PreflightAnswerR\x06answer\"Q\n" +
+	"\vLogsRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05lines\x18\x02 \x01(\rR\x05lines\x12\x16\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\"X\n" +
+	"\fLogsResponse\x12*\n" +
+	"\x05lines\x18\x01 \x03(\v2\x14.adit.hub.v1.LogLineR\x05lines\x12\x1c\n" +
+	"\ttruncated\x18\x02 \x01(\bR\ttruncated\"B\n" +
+	"\x12OpenForwardRequest\x12\x14\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\x86\x01\n" +
+	"\x13OpenForwardResponse\x12\x1c\n" +
+	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x16\n" +
+	"\x06ticket\x18\x02 \x01(\tR\x06ticket\x129\n" +
+	"\n" +
+	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xff\x03\n" +
 	"\x05Agent\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
 	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\x120\n" +
-	"\breplicas\x18\x05 \x03(\v2\x14.adit.hub.v1.ReplicaR\breplicas\"\xc0\x02\n" +
+	"\breplicas\x18\x05 \x03(\v2\x14.adit.hub.v1.ReplicaR\breplicas\x12\x12\n" +
+	"\x04kind\x18\x06 \x01(\tR\x04kind\x129\n" +
+	"\n" +
+	"created_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12<\n" +
+	"\flast_seen_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"lastSeenAt\x12'\n" +
+	"\x0fmanaged_tunnels\x18\t \x01(\rR\x0emanagedTunnels\x12%\n" +
+	"\x0eholder_replica\x18\n" +
+	" \x01(\tR\rholderReplica\x12=\n" +
+	"\fholder_since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\vholderSince\x12K\n" +
+	"\x14old_token_expires_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x11oldTokenExpiresAt\"\x84\x03\n" +
 	"\aReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\thost_name\x18\x02 \x01(\tR\bhostName\x12\x1a\n" +
@@ -2256,7 +4657,12 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\bsessions\x18\x05 \x03(\v2\x1a.adit.hub.v1.SessionReportR\bsessions\x120\n" +
 	"\bverdicts\x18\x06 \x03(\v2\x14.adit.hub.v1.VerdictR\bverdicts\x123\n" +
 	"\atunnels\x18\a \x03(\v2\x19.adit.hub.v1.TunnelReportR\atunnels\x12\x14\n" +
-	"\x05state\x18\b \x01(\tR\x05state\"O\n" +
+	"\x05state\x18\b \x01(\tR\x05state\x12\"\n" +
+	"\fcapabilities\x18\t \x03(\tR\fcapabilities\x12\x1e\n" +
+	"\n" +
+	"advertised\x18\n" +
+	" \x03(\tR\n" +
+	"advertised\"O\n" +
 	"\x11ListAgentsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -2293,7 +4699,52 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\x12ReleasePortRequest\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.adit.wire.v1.KindR\x04kind\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\"\x15\n" +
-	"\x13ReleasePortResponse\"\x7f\n" +
+	"\x13ReleasePortResponse\"\xd9\x01\n" +
+	"\n" +
+	"EdgeInvite\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
+	"\tmax_edges\x18\x03 \x01(\rR\bmaxEdges\x129\n" +
+	"\n" +
+	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x129\n" +
+	"\n" +
+	"expires_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x14\n" +
+	"\x05edges\x18\x06 \x01(\rR\x05edges\"T\n" +
+	"\x16ListEdgeInvitesRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"t\n" +
+	"\x17ListEdgeInvitesResponse\x121\n" +
+	"\ainvites\x18\x01 \x03(\v2\x17.adit.hub.v1.EdgeInviteR\ainvites\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"6\n" +
+	"\x10DrainEdgeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\"@\n" +
+	"\x11DrainEdgeResponse\x12+\n" +
+	"\x04edge\x18\x01 \x01(\v2\x17.adit.hub.v1.EdgeStatusR\x04edge\"#\n" +
+	"\x11RemoveEdgeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\x14\n" +
+	"\x12RemoveEdgeResponse\"\xb6\x01\n" +
+	"\x06Tenant\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x129\n" +
+	"\n" +
+	"created_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x18\n" +
+	"\ainvites\x18\x03 \x01(\rR\ainvites\x12\x18\n" +
+	"\atunnels\x18\x04 \x01(\rR\atunnels\x12)\n" +
+	"\x04held\x18\x05 \x03(\v2\x15.adit.hub.v1.HeldNameR\x04held\"P\n" +
+	"\bHeldName\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
+	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"P\n" +
+	"\x12ListTenantsRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"l\n" +
+	"\x13ListTenantsResponse\x12-\n" +
+	"\atenants\x18\x01 \x03(\v2\x13.adit.hub.v1.TenantR\atenants\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"(\n" +
+	"\x12ReleaseNameRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
+	"\x13ReleaseNameResponse\"\x7f\n" +
 	"\x11InviteEdgeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tmax_edges\x18\x02 \x01(\rR\bmaxEdges\x129\n" +
@@ -2328,28 +4779,50 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\bhub_host\x18\x03 \x01(\tR\ahubHost\x12.\n" +
 	"\x04time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12-\n" +
 	"\x05edges\x18\x05 \x03(\v2\x17.adit.hub.v1.EdgeStatusR\x05edges\x12%\n" +
-	"\x0eca_fingerprint\x18\x06 \x01(\tR\rcaFingerprint2\xd7\x02\n" +
+	"\x0eca_fingerprint\x18\x06 \x01(\tR\rcaFingerprint2\x81\x04\n" +
 	"\rInviteService\x12S\n" +
 	"\fCreateInvite\x12 .adit.hub.v1.CreateInviteRequest\x1a!.adit.hub.v1.CreateInviteResponse\x12P\n" +
 	"\vListInvites\x12\x1f.adit.hub.v1.ListInvitesRequest\x1a .adit.hub.v1.ListInvitesResponse\x12J\n" +
 	"\tGetInvite\x12\x1d.adit.hub.v1.GetInviteRequest\x1a\x1e.adit.hub.v1.GetInviteResponse\x12S\n" +
-	"\fRevokeInvite\x12 .adit.hub.v1.RevokeInviteRequest\x1a!.adit.hub.v1.RevokeInviteResponse2\xad\x01\n" +
+	"\fRevokeInvite\x12 .adit.hub.v1.RevokeInviteRequest\x1a!.adit.hub.v1.RevokeInviteResponse\x12S\n" +
+	"\fUpdateInvite\x12 .adit.hub.v1.UpdateInviteRequest\x1a!.adit.hub.v1.UpdateInviteResponse\x12S\n" +
+	"\fRotateInvite\x12 .adit.hub.v1.RotateInviteRequest\x1a!.adit.hub.v1.RotateInviteResponse2\xac\x03\n" +
 	"\rTunnelService\x12P\n" +
 	"\vListTunnels\x12\x1f.adit.hub.v1.ListTunnelsRequest\x1a .adit.hub.v1.ListTunnelsResponse\x12J\n" +
-	"\tGetTunnel\x12\x1d.adit.hub.v1.GetTunnelRequest\x1a\x1e.adit.hub.v1.GetTunnelResponse2\xa6\x01\n" +
+	"\tGetTunnel\x12\x1d.adit.hub.v1.GetTunnelRequest\x1a\x1e.adit.hub.v1.GetTunnelResponse\x12S\n" +
+	"\fCreateTunnel\x12 .adit.hub.v1.CreateTunnelRequest\x1a!.adit.hub.v1.CreateTunnelResponse\x12S\n" +
+	"\fUpdateTunnel\x12 .adit.hub.v1.UpdateTunnelRequest\x1a!.adit.hub.v1.UpdateTunnelResponse\x12S\n" +
+	"\fDeleteTunnel\x12 .adit.hub.v1.DeleteTunnelRequest\x1a!.adit.hub.v1.DeleteTunnelResponse2\xfb\x06\n" +
 	"\fAgentService\x12M\n" +
 	"\n" +
 	"ListAgents\x12\x1e.adit.hub.v1.ListAgentsRequest\x1a\x1f.adit.hub.v1.ListAgentsResponse\x12G\n" +
-	"\bGetAgent\x12\x1c.adit.hub.v1.GetAgentRequest\x1a\x1d.adit.hub.v1.GetAgentResponse2\xfd\x01\n" +
+	"\bGetAgent\x12\x1c.adit.hub.v1.GetAgentRequest\x1a\x1d.adit.hub.v1.GetAgentResponse\x12P\n" +
+	"\vCreateAgent\x12\x1f.adit.hub.v1.CreateAgentRequest\x1a .adit.hub.v1.CreateAgentResponse\x12P\n" +
+	"\vDeleteAgent\x12\x1f.adit.hub.v1.DeleteAgentRequest\x1a .adit.hub.v1.DeleteAgentResponse\x12P\n" +
+	"\vRotateAgent\x12\x1f.adit.hub.v1.RotateAgentRequest\x1a .adit.hub.v1.RotateAgentResponse\x12\\\n" +
+	"\x0fSetAgentEnabled\x12#.adit.hub.v1.SetAgentEnabledRequest\x1a$.adit.hub.v1.SetAgentEnabledResponse\x12M\n" +
+	"\n" +
+	"DrainAgent\x12\x1e.adit.hub.v1.DrainAgentRequest\x1a\x1f.adit.hub.v1.DrainAgentResponse\x12S\n" +
+	"\fListServices\x12 .adit.hub.v1.ListServicesRequest\x1a!.adit.hub.v1.ListServicesResponse\x12J\n" +
+	"\tPreflight\x12\x1d.adit.hub.v1.PreflightRequest\x1a\x1e.adit.hub.v1.PreflightResponse\x12=\n" +
+	"\x04Logs\x12\x18.adit.hub.v1.LogsRequest\x1a\x19.adit.hub.v1.LogsResponse0\x01\x12P\n" +
+	"\vOpenForward\x12\x1f.adit.hub.v1.OpenForwardRequest\x1a .adit.hub.v1.OpenForwardResponse2\xfd\x01\n" +
 	"\vPortService\x12J\n" +
 	"\tListPorts\x12\x1d.adit.hub.v1.ListPortsRequest\x1a\x1e.adit.hub.v1.ListPortsResponse\x12P\n" +
 	"\vReservePort\x12\x1f.adit.hub.v1.ReservePortRequest\x1a .adit.hub.v1.ReservePortResponse\x12P\n" +
-	"\vReleasePort\x12\x1f.adit.hub.v1.ReleasePortRequest\x1a .adit.hub.v1.ReleasePortResponse2\x89\x02\n" +
+	"\vReleasePort\x12\x1f.adit.hub.v1.ReleasePortRequest\x1a .adit.hub.v1.ReleasePortResponse2\x82\x04\n" +
 	"\vEdgeService\x12M\n" +
 	"\n" +
 	"InviteEdge\x12\x1e.adit.hub.v1.InviteEdgeRequest\x1a\x1f.adit.hub.v1.InviteEdgeResponse\x12J\n" +
 	"\tListEdges\x12\x1d.adit.hub.v1.ListEdgesRequest\x1a\x1e.adit.hub.v1.ListEdgesResponse\x12_\n" +
-	"\x10RevokeEdgeInvite\x12$.adit.hub.v1.RevokeEdgeInviteRequest\x1a%.adit.hub.v1.RevokeEdgeInviteResponse2[\n" +
+	"\x10RevokeEdgeInvite\x12$.adit.hub.v1.RevokeEdgeInviteRequest\x1a%.adit.hub.v1.RevokeEdgeInviteResponse\x12\\\n" +
+	"\x0fListEdgeInvites\x12#.adit.hub.v1.ListEdgeInvitesRequest\x1a$.adit.hub.v1.ListEdgeInvitesResponse\x12J\n" +
+	"\tDrainEdge\x12\x1d.adit.hub.v1.DrainEdgeRequest\x1a\x1e.adit.hub.v1.DrainEdgeResponse\x12M\n" +
+	"\n" +
+	"RemoveEdge\x12\x1e.adit.hub.v1.RemoveEdgeRequest\x1a\x1f.adit.hub.v1.RemoveEdgeResponse2\xb3\x01\n" +
+	"\rTenantService\x12P\n" +
+	"\vListTenants\x12\x1f.adit.hub.v1.ListTenantsRequest\x1a .adit.hub.v1.ListTenantsResponse\x12P\n" +
+	"\vReleaseName\x12\x1f.adit.hub.v1.ReleaseNameRequest\x1a .adit.hub.v1.ReleaseNameResponse2[\n" +
 	"\rServerService\x12J\n" +
 	"\tGetServer\x12\x1d.adit.hub.v1.GetServerRequest\x1a\x1e.adit.hub.v1.GetServerResponseB+Z)github.com/adit-dev/adit/api/hub/v1;hubv1b\x06proto3"
 
@@ -2365,123 +4838,245 @@ func file_hub_v1_admin_proto_rawDescGZIP() []byte {
 	return file_hub_v1_admin_proto_rawDescData
 }
 
-var file_hub_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_hub_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_hub_v1_admin_proto_goTypes = []any{
-	(*Invite)(nil),                   // 0: adit.hub.v1.Invite
-	(*CreateInviteRequest)(nil),      // 1: adit.hub.v1.CreateInviteRequest
-	(*CreateInviteResponse)(nil),     // 2: adit.hub.v1.CreateInviteResponse
-	(*ListInvitesRequest)(nil),       // 3: adit.hub.v1.ListInvitesRequest
-	(*ListInvitesResponse)(nil),      // 4: adit.hub.v1.ListInvitesResponse
-	(*GetInviteRequest)(nil),         // 5: adit.hub.v1.GetInviteRequest
-	(*GetInviteResponse)(nil),        // 6: adit.hub.v1.GetInviteResponse
-	(*RevokeInviteRequest)(nil),      // 7: adit.hub.v1.RevokeInviteRequest
-	(*RevokeInviteResponse)(nil),     // 8: adit.hub.v1.RevokeInviteResponse
-	(*TunnelStatus)(nil),             // 9: adit.hub.v1.TunnelStatus
-	(*ListTunnelsRequest)(nil),       // 10: adit.hub.v1.ListTunnelsRequest
-	(*ListTunnelsResponse)(nil),      // 11: adit.hub.v1.ListTunnelsResponse
-	(*GetTunnelRequest)(nil),         // 12: adit.hub.v1.GetTunnelRequest
-	(*GetTunnelResponse)(nil),        // 13: adit.hub.v1.GetTunnelResponse
-	(*Agent)(nil),                    // 14: adit.hub.v1.Agent
-	(*Replica)(nil),                  // 15: adit.hub.v1.Replica
-	(*ListAgentsRequest)(nil),        // 16: adit.hub.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),       // 17: adit.hub.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),          // 18: adit.hub.v1.GetAgentRequest
-	(*GetAgentResponse)(nil),         // 19: adit.hub.v1.GetAgentResponse
-	(*Port)(nil),                     // 20: adit.hub.v1.Port
-	(*ListPortsRequest)(nil),         // 21: adit.hub.v1.ListPortsRequest
-	(*ListPortsResponse)(nil),        // 22: adit.hub.v1.ListPortsResponse
-	(*ReservePortRequest)(nil),       // 23: adit.hub.v1.ReservePortRequest
-	(*ReservePortResponse)(nil),      // 24: adit.hub.v1.ReservePortResponse
-	(*ReleasePortRequest)(nil),       // 25: adit.hub.v1.ReleasePortRequest
-	(*ReleasePortResponse)(nil),      // 26: adit.hub.v1.ReleasePortResponse
-	(*InviteEdgeRequest)(nil),        // 27: adit.hub.v1.InviteEdgeRequest
-	(*InviteEdgeResponse)(nil),       // 28: adit.hub.v1.InviteEdgeResponse
-	(*EdgeStatus)(nil),               // 29: adit.hub.v1.EdgeStatus
-	(*ListEdgesRequest)(nil),         // 30: adit.hub.v1.ListEdgesRequest
-	(*ListEdgesResponse)(nil),        // 31: adit.hub.v1.ListEdgesResponse
-	(*RevokeEdgeInviteRequest)(nil),  // 32: adit.hub.v1.RevokeEdgeInviteRequest
-	(*RevokeEdgeInviteResponse)(nil), // 33: adit.hub.v1.RevokeEdgeInviteResponse
-	(*GetServerRequest)(nil),         // 34: adit.hub.v1.GetServerRequest
-	(*GetServerResponse)(nil),        // 35: adit.hub.v1.GetServerResponse
-	(*Grant)(nil),                    // 36: adit.hub.v1.Grant
-	(*timestamppb.Timestamp)(nil),    // 37: google.protobuf.Timestamp
-	(*PortRange)(nil),                // 38: adit.hub.v1.PortRange
-	(*Tunnel)(nil),                   // 39: adit.hub.v1.Tunnel
-	(*Verdict)(nil),                  // 40: adit.hub.v1.Verdict
-	(*SessionReport)(nil),            // 41: adit.hub.v1.SessionReport
-	(*TunnelReport)(nil),             // 42: adit.hub.v1.TunnelReport
-	(v1.Kind)(0),                     // 43: adit.wire.v1.Kind
-	(*Edge)(nil),                     // 44: adit.hub.v1.Edge
+	(*UpdateInviteRequest)(nil),      // 0: adit.hub.v1.UpdateInviteRequest
+	(*UpdateInviteResponse)(nil),     // 1: adit.hub.v1.UpdateInviteResponse
+	(*RotateInviteRequest)(nil),      // 2: adit.hub.v1.RotateInviteRequest
+	(*RotateInviteResponse)(nil),     // 3: adit.hub.v1.RotateInviteResponse
+	(*Invite)(nil),                   // 4: adit.hub.v1.Invite
+	(*CreateInviteRequest)(nil),      // 5: adit.hub.v1.CreateInviteRequest
+	(*CreateInviteResponse)(nil),     // 6: adit.hub.v1.CreateInviteResponse
+	(*ListInvitesRequest)(nil),       // 7: adit.hub.v1.ListInvitesRequest
+	(*ListInvitesResponse)(nil),      // 8: adit.hub.v1.ListInvitesResponse
+	(*GetInviteRequest)(nil),         // 9: adit.hub.v1.GetInviteRequest
+	(*GetInviteResponse)(nil),        // 10: adit.hub.v1.GetInviteResponse
+	(*RevokeInviteRequest)(nil),      // 11: adit.hub.v1.RevokeInviteRequest
+	(*RevokeInviteResponse)(nil),     // 12: adit.hub.v1.RevokeInviteResponse
+	(*CreateTunnelRequest)(nil),      // 13: adit.hub.v1.CreateTunnelRequest
+	(*CreateTunnelResponse)(nil),     // 14: adit.hub.v1.CreateTunnelResponse
+	(*UpdateTunnelRequest)(nil),      // 15: adit.hub.v1.UpdateTunnelRequest
+	(*UpdateTunnelResponse)(nil),     // 16: adit.hub.v1.UpdateTunnelResponse
+	(*DeleteTunnelRequest)(nil),      // 17: adit.hub.v1.DeleteTunnelRequest
+	(*DeleteTunnelResponse)(nil),     // 18: adit.hub.v1.DeleteTunnelResponse
+	(*TunnelStatus)(nil),             // 19: adit.hub.v1.TunnelStatus
+	(*ListTunnelsRequest)(nil),       // 20: adit.hub.v1.ListTunnelsRequest
+	(*ListTunnelsResponse)(nil),      // 21: adit.hub.v1.ListTunnelsResponse
+	(*GetTunnelRequest)(nil),         // 22: adit.hub.v1.GetTunnelRequest
+	(*GetTunnelResponse)(nil),        // 23: adit.hub.v1.GetTunnelResponse
+	(*CreateAgentRequest)(nil),       // 24: adit.hub.v1.CreateAgentRequest
+	(*CreateAgentResponse)(nil),      // 25: adit.hub.v1.CreateAgentResponse
+	(*DeleteAgentRequest)(nil),       // 26: adit.hub.v1.DeleteAgentRequest
+	(*DeleteAgentResponse)(nil),      // 27: adit.hub.v1.DeleteAgentResponse
+	(*RotateAgentRequest)(nil),       // 28: adit.hub.v1.RotateAgentRequest
+	(*RotateAgentResponse)(nil),      // 29: adit.hub.v1.RotateAgentResponse
+	(*SetAgentEnabledRequest)(nil),   // 30: adit.hub.v1.SetAgentEnabledRequest
+	(*SetAgentEnabledResponse)(nil),  // 31: adit.hub.v1.SetAgentEnabledResponse
+	(*DrainAgentRequest)(nil),        // 32: adit.hub.v1.DrainAgentRequest
+	(*DrainAgentResponse)(nil),       // 33: adit.hub.v1.DrainAgentResponse
+	(*ListServicesRequest)(nil),      // 34: adit.hub.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),     // 35: adit.hub.v1.ListServicesResponse
+	(*PreflightRequest)(nil),         // 36: adit.hub.v1.PreflightRequest
+	(*PreflightResponse)(nil),        // 37: adit.hub.v1.PreflightResponse
+	(*LogsRequest)(nil),              // 38: adit.hub.v1.LogsRequest
+	(*LogsResponse)(nil),             // 39: adit.hub.v1.LogsResponse
+	(*OpenForwardRequest)(nil),       // 40: adit.hub.v1.OpenForwardRequest
+	(*OpenForwardResponse)(nil),      // 41: adit.hub.v1.OpenForwardResponse
+	(*Agent)(nil),                    // 42: adit.hub.v1.Agent
+	(*Replica)(nil),                  // 43: adit.hub.v1.Replica
+	(*ListAgentsRequest)(nil),        // 44: adit.hub.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),       // 45: adit.hub.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),          // 46: adit.hub.v1.GetAgentRequest
+	(*GetAgentResponse)(nil),         // 47: adit.hub.v1.GetAgentResponse
+	(*Port)(nil),                     // 48: adit.hub.v1.Port
+	(*ListPortsRequest)(nil),         // 49: adit.hub.v1.ListPortsRequest
+	(*ListPortsResponse)(nil),        // 50: adit.hub.v1.ListPortsResponse
+	(*ReservePortRequest)(nil),       // 51: adit.hub.v1.ReservePortRequest
+	(*ReservePortResponse)(nil),      // 52: adit.hub.v1.ReservePortResponse
+	(*ReleasePortRequest)(nil),       // 53: adit.hub.v1.ReleasePortRequest
+	(*ReleasePortResponse)(nil),      // 54: adit.hub.v1.ReleasePortResponse
+	(*EdgeInvite)(nil),               // 55: adit.hub.v1.EdgeInvite
+	(*ListEdgeInvitesRequest)(nil),   // 56: adit.hub.v1.ListEdgeInvitesRequest
+	(*ListEdgeInvitesResponse)(nil),  // 57: adit.hub.v1.ListEdgeInvitesResponse
+	(*DrainEdgeRequest)(nil),         // 58: adit.hub.v1.DrainEdgeRequest
+	(*DrainEdgeResponse)(nil),        // 59: adit.hub.v1.DrainEdgeResponse
+	(*RemoveEdgeRequest)(nil),        // 60: adit.hub.v1.RemoveEdgeRequest
+	(*RemoveEdgeResponse)(nil),       // 61: adit.hub.v1.RemoveEdgeResponse
+	(*Tenant)(nil),                   // 62: adit.hub.v1.Tenant
+	(*HeldName)(nil),                 // 63: adit.hub.v1.HeldName
+	(*ListTenantsRequest)(nil),       // 64: adit.hub.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 65: adit.hub.v1.ListTenantsResponse
+	(*ReleaseNameRequest)(nil),       // 66: adit.hub.v1.ReleaseNameRequest
+	(*ReleaseNameResponse)(nil),      // 67: adit.hub.v1.ReleaseNameResponse
+	(*InviteEdgeRequest)(nil),        // 68: adit.hub.v1.InviteEdgeRequest
+	(*InviteEdgeResponse)(nil),       // 69: adit.hub.v1.InviteEdgeResponse
+	(*EdgeStatus)(nil),               // 70: adit.hub.v1.EdgeStatus
+	(*ListEdgesRequest)(nil),         // 71: adit.hub.v1.ListEdgesRequest
+	(*ListEdgesResponse)(nil),        // 72: adit.hub.v1.ListEdgesResponse
+	(*RevokeEdgeInviteRequest)(nil),  // 73: adit.hub.v1.RevokeEdgeInviteRequest
+	(*RevokeEdgeInviteResponse)(nil), // 74: adit.hub.v1.RevokeEdgeInviteResponse
+	(*GetServerRequest)(nil),         // 75: adit.hub.v1.GetServerRequest
+	(*GetServerResponse)(nil),        // 76: adit.hub.v1.GetServerResponse
+	(*fieldmaskpb.FieldMask)(nil),    // 77: google.protobuf.FieldMask
+	(*durationpb.Duration)(nil),      // 78: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 79: google.protobuf.Timestamp
+	(*Grant)(nil),                    // 80: adit.hub.v1.Grant
+	(*PortRange)(nil),                // 81: adit.hub.v1.PortRange
+	(*Tunnel)(nil),                   // 82: adit.hub.v1.Tunnel
+	(*Verdict)(nil),                  // 83: adit.hub.v1.Verdict
+	(*DiscoveredService)(nil),        // 84: adit.hub.v1.DiscoveredService
+	(*ProviderState)(nil),            // 85: adit.hub.v1.ProviderState
+	(*PreflightAsk)(nil),             // 86: adit.hub.v1.PreflightAsk
+	(*PreflightAnswer)(nil),          // 87: adit.hub.v1.PreflightAnswer
+	(*LogLine)(nil),                  // 88: adit.hub.v1.LogLine
+	(*SessionReport)(nil),            // 89: adit.hub.v1.SessionReport
+	(*TunnelReport)(nil),             // 90: adit.hub.v1.TunnelReport
+	(v1.Kind)(0),                     // 91: adit.wire.v1.Kind
+	(*Edge)(nil),                     // 92: adit.hub.v1.Edge
 }
 var file_hub_v1_admin_proto_depIdxs = []int32{
-	36, // 0: adit.hub.v1.Invite.grant:type_name -> adit.hub.v1.Grant
-	37, // 1: adit.hub.v1.Invite.created_at:type_name -> google.protobuf.Timestamp
-	37, // 2: adit.hub.v1.Invite.expires_at:type_name -> google.protobuf.Timestamp
-	37, // 3: adit.hub.v1.Invite.revoked_at:type_name -> google.protobuf.Timestamp
-	38, // 4: adit.hub.v1.CreateInviteRequest.tcp_ports:type_name -> adit.hub.v1.PortRange
-	38, // 5: adit.hub.v1.CreateInviteRequest.udp_ports:type_name -> adit.hub.v1.PortRange
-	37, // 6: adit.hub.v1.CreateInviteRequest.expires_at:type_name -> google.protobuf.Timestamp
-	0,  // 7: adit.hub.v1.CreateInviteResponse.invite:type_name -> adit.hub.v1.Invite
-	0,  // 8: adit.hub.v1.ListInvitesResponse.invites:type_name -> adit.hub.v1.Invite
-	0,  // 9: adit.hub.v1.GetInviteResponse.invite:type_name -> adit.hub.v1.Invite
-	0,  // 10: adit.hub.v1.RevokeInviteResponse.invite:type_name -> adit.hub.v1.Invite
-	39, // 11: adit.hub.v1.TunnelStatus.tunnel:type_name -> adit.hub.v1.Tunnel
-	40, // 12: adit.hub.v1.TunnelStatus.conflicts:type_name -> adit.hub.v1.Verdict
-	9,  // 13: adit.hub.v1.ListTunnelsResponse.tunnels:type_name -> adit.hub.v1.TunnelStatus
-	9,  // 14: adit.hub.v1.GetTunnelResponse.tunnel:type_name -> adit.hub.v1.TunnelStatus
-	15, // 15: adit.hub.v1.Agent.replicas:type_name -> adit.hub.v1.Replica
-	37, // 16: adit.hub.v1.Replica.last_seen:type_name -> google.protobuf.Timestamp
-	41, // 17: adit.hub.v1.Replica.sessions:type_name -> adit.hub.v1.SessionReport
-	40, // 18: adit.hub.v1.Replica.verdicts:type_name -> adit.hub.v1.Verdict
-	42, // 19: adit.hub.v1.Replica.tunnels:type_name -> adit.hub.v1.TunnelReport
-	14, // 20: adit.hub.v1.ListAgentsResponse.agents:type_name -> adit.hub.v1.Agent
-	14, // 21: adit.hub.v1.GetAgentResponse.agent:type_name -> adit.hub.v1.Agent
-	43, // 22: adit.hub.v1.Port.kind:type_name -> adit.wire.v1.Kind
-	20, // 23: adit.hub.v1.ListPortsResponse.ports:type_name -> adit.hub.v1.Port
-	43, // 24: adit.hub.v1.ReservePortRequest.kind:type_name -> adit.wire.v1.Kind
-	20, // 25: adit.hub.v1.ReservePortResponse.port:type_name -> adit.hub.v1.Port
-	43, // 26: adit.hub.v1.ReleasePortRequest.kind:type_name -> adit.wire.v1.Kind
-	37, // 27: adit.hub.v1.InviteEdgeRequest.expires_at:type_name -> google.protobuf.Timestamp
-	44, // 28: adit.hub.v1.EdgeStatus.edge:type_name -> adit.hub.v1.Edge
-	37, // 29: adit.hub.v1.EdgeStatus.last_seen:type_name -> google.protobuf.Timestamp
-	29, // 30: adit.hub.v1.ListEdgesResponse.edges:type_name -> adit.hub.v1.EdgeStatus
-	37, // 31: adit.hub.v1.GetServerResponse.time:type_name -> google.protobuf.Timestamp
-	29, // 32: adit.hub.v1.GetServerResponse.edges:type_name -> adit.hub.v1.EdgeStatus
-	1,  // 33: adit.hub.v1.InviteService.CreateInvite:input_type -> adit.hub.v1.CreateInviteRequest
-	3,  // 34: adit.hub.v1.InviteService.ListInvites:input_type -> adit.hub.v1.ListInvitesRequest
-	5,  // 35: adit.hub.v1.InviteService.GetInvite:input_type -> adit.hub.v1.GetInviteRequest
-	7,  // 36: adit.hub.v1.InviteService.RevokeInvite:input_type -> adit.hub.v1.RevokeInviteRequest
-	10, // 37: adit.hub.v1.TunnelService.ListTunnels:input_type -> adit.hub.v1.ListTunnelsRequest
-	12, // 38: adit.hub.v1.TunnelService.GetTunnel:input_type -> adit.hub.v1.GetTunnelRequest
-	16, // 39: adit.hub.v1.AgentService.ListAgents:input_type -> adit.hub.v1.ListAgentsRequest
-	18, // 40: adit.hub.v1.AgentService.GetAgent:input_type -> adit.hub.v1.GetAgentRequest
-	21, // 41: adit.hub.v1.PortService.ListPorts:input_type -> adit.hub.v1.ListPortsRequest
-	23, // 42: adit.hub.v1.PortService.ReservePort:input_type -> adit.hub.v1.ReservePortRequest
-	25, // 43: adit.hub.v1.PortService.ReleasePort:input_type -> adit.hub.v1.ReleasePortRequest
-	27, // 44: adit.hub.v1.EdgeService.InviteEdge:input_type -> adit.hub.v1.InviteEdgeRequest
-	30, // 45: adit.hub.v1.EdgeService.ListEdges:input_type -> adit.hub.v1.ListEdgesRequest
-	32, // 46: adit.hub.v1.EdgeService.RevokeEdgeInvite:input_type -> adit.hub.v1.RevokeEdgeInviteRequest
-	34, // 47: adit.hub.v1.ServerService.GetServer:input_type -> adit.hub.v1.GetServerRequest
-	2,  // 48: adit.hub.v1.InviteService.CreateInvite:output_type -> adit.hub.v1.CreateInviteResponse
-	4,  // 49: adit.hub.v1.InviteService.ListInvites:output_type -> adit.hub.v1.ListInvitesResponse
-	6,  // 50: adit.hub.v1.InviteService.GetInvite:output_type -> adit.hub.v1.GetInviteResponse
-	8,  // 51: adit.hub.v1.InviteService.RevokeInvite:output_type -> adit.hub.v1.RevokeInviteResponse
-	11, // 52: adit.hub.v1.TunnelService.ListTunnels:output_type -> adit.hub.v1.ListTunnelsResponse
-	13, // 53: adit.hub.v1.TunnelService.GetTunnel:output_type -> adit.hub.v1.GetTunnelResponse
-	17, // 54: adit.hub.v1.AgentService.ListAgents:output_type -> adit.hub.v1.ListAgentsResponse
-	19, // 55: adit.hub.v1.AgentService.GetAgent:output_type -> adit.hub.v1.GetAgentResponse
-	22, // 56: adit.hub.v1.PortService.ListPorts:output_type -> adit.hub.v1.ListPortsResponse
-	24, // 57: adit.hub.v1.PortService.ReservePort:output_type -> adit.hub.v1.ReservePortResponse
-	26, // 58: adit.hub.v1.PortService.ReleasePort:output_type -> adit.hub.v1.ReleasePortResponse
-	28, // 59: adit.hub.v1.EdgeService.InviteEdge:output_type -> adit.hub.v1.InviteEdgeResponse
-	31, // 60: adit.hub.v1.EdgeService.ListEdges:output_type -> adit.hub.v1.ListEdgesResponse
-	33, // 61: adit.hub.v1.EdgeService.RevokeEdgeInvite:output_type -> adit.hub.v1.RevokeEdgeInviteResponse
-	35, // 62: adit.hub.v1.ServerService.GetServer:output_type -> adit.hub.v1.GetServerResponse
-	48, // [48:63] is the sub-list for method output_type
-	33, // [33:48] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	4,   // 0: adit.hub.v1.UpdateInviteRequest.invite:type_name -> adit.hub.v1.Invite
+	77,  // 1: adit.hub.v1.UpdateInviteRequest.update_mask:type_name -> google.protobuf.FieldMask
+	4,   // 2: adit.hub.v1.UpdateInviteResponse.invite:type_name -> adit.hub.v1.Invite
+	78,  // 3: adit.hub.v1.RotateInviteRequest.overlap:type_name -> google.protobuf.Duration
+	4,   // 4: adit.hub.v1.RotateInviteResponse.invite:type_name -> adit.hub.v1.Invite
+	79,  // 5: adit.hub.v1.RotateInviteResponse.old_expires_at:type_name -> google.protobuf.Timestamp
+	80,  // 6: adit.hub.v1.Invite.grant:type_name -> adit.hub.v1.Grant
+	79,  // 7: adit.hub.v1.Invite.created_at:type_name -> google.protobuf.Timestamp
+	79,  // 8: adit.hub.v1.Invite.expires_at:type_name -> google.protobuf.Timestamp
+	79,  // 9: adit.hub.v1.Invite.revoked_at:type_name -> google.protobuf.Timestamp
+	81,  // 10: adit.hub.v1.CreateInviteRequest.tcp_ports:type_name -> adit.hub.v1.PortRange
+	81,  // 11: adit.hub.v1.CreateInviteRequest.udp_ports:type_name -> adit.hub.v1.PortRange
+	79,  // 12: adit.hub.v1.CreateInviteRequest.expires_at:type_name -> google.protobuf.Timestamp
+	4,   // 13: adit.hub.v1.CreateInviteResponse.invite:type_name -> adit.hub.v1.Invite
+	4,   // 14: adit.hub.v1.ListInvitesResponse.invites:type_name -> adit.hub.v1.Invite
+	4,   // 15: adit.hub.v1.GetInviteResponse.invite:type_name -> adit.hub.v1.Invite
+	4,   // 16: adit.hub.v1.RevokeInviteResponse.invite:type_name -> adit.hub.v1.Invite
+	82,  // 17: adit.hub.v1.CreateTunnelRequest.tunnel:type_name -> adit.hub.v1.Tunnel
+	19,  // 18: adit.hub.v1.CreateTunnelResponse.tunnel:type_name -> adit.hub.v1.TunnelStatus
+	82,  // 19: adit.hub.v1.UpdateTunnelRequest.tunnel:type_name -> adit.hub.v1.Tunnel
+	77,  // 20: adit.hub.v1.UpdateTunnelRequest.update_mask:type_name -> google.protobuf.FieldMask
+	19,  // 21: adit.hub.v1.UpdateTunnelResponse.tunnel:type_name -> adit.hub.v1.TunnelStatus
+	82,  // 22: adit.hub.v1.TunnelStatus.tunnel:type_name -> adit.hub.v1.Tunnel
+	83,  // 23: adit.hub.v1.TunnelStatus.conflicts:type_name -> adit.hub.v1.Verdict
+	19,  // 24: adit.hub.v1.ListTunnelsResponse.tunnels:type_name -> adit.hub.v1.TunnelStatus
+	19,  // 25: adit.hub.v1.GetTunnelResponse.tunnel:type_name -> adit.hub.v1.TunnelStatus
+	80,  // 26: adit.hub.v1.CreateAgentRequest.grant:type_name -> adit.hub.v1.Grant
+	42,  // 27: adit.hub.v1.CreateAgentResponse.agent:type_name -> adit.hub.v1.Agent
+	78,  // 28: adit.hub.v1.RotateAgentRequest.overlap:type_name -> google.protobuf.Duration
+	42,  // 29: adit.hub.v1.RotateAgentResponse.agent:type_name -> adit.hub.v1.Agent
+	79,  // 30: adit.hub.v1.RotateAgentResponse.old_expires_at:type_name -> google.protobuf.Timestamp
+	42,  // 31: adit.hub.v1.SetAgentEnabledResponse.agent:type_name -> adit.hub.v1.Agent
+	84,  // 32: adit.hub.v1.ListServicesResponse.services:type_name -> adit.hub.v1.DiscoveredService
+	79,  // 33: adit.hub.v1.ListServicesResponse.reported_at:type_name -> google.protobuf.Timestamp
+	85,  // 34: adit.hub.v1.ListServicesResponse.providers:type_name -> adit.hub.v1.ProviderState
+	86,  // 35: adit.hub.v1.PreflightRequest.ask:type_name -> adit.hub.v1.PreflightAsk
+	87,  // 36: adit.hub.v1.PreflightResponse.answer:type_name -> adit.hub.v1.PreflightAnswer
+	88,  // 37: adit.hub.v1.LogsResponse.lines:type_name -> adit.hub.v1.LogLine
+	79,  // 38: adit.hub.v1.OpenForwardResponse.expires_at:type_name -> google.protobuf.Timestamp
+	43,  // 39: adit.hub.v1.Agent.replicas:type_name -> adit.hub.v1.Replica
+	79,  // 40: adit.hub.v1.Agent.created_at:type_name -> google.protobuf.Timestamp
+	79,  // 41: adit.hub.v1.Agent.last_seen_at:type_name -> google.protobuf.Timestamp
+	79,  // 42: adit.hub.v1.Agent.holder_since:type_name -> google.protobuf.Timestamp
+	79,  // 43: adit.hub.v1.Agent.old_token_expires_at:type_name -> google.protobuf.Timestamp
+	79,  // 44: adit.hub.v1.Replica.last_seen:type_name -> google.protobuf.Timestamp
+	89,  // 45: adit.hub.v1.Replica.sessions:type_name -> adit.hub.v1.SessionReport
+	83,  // 46: adit.hub.v1.Replica.verdicts:type_name -> adit.hub.v1.Verdict
+	90,  // 47: adit.hub.v1.Replica.tunnels:type_name -> adit.hub.v1.TunnelReport
+	42,  // 48: adit.hub.v1.ListAgentsResponse.agents:type_name -> adit.hub.v1.Agent
+	42,  // 49: adit.hub.v1.GetAgentResponse.agent:type_name -> adit.hub.v1.Agent
+	91,  // 50: adit.hub.v1.Port.kind:type_name -> adit.wire.v1.Kind
+	48,  // 51: adit.hub.v1.ListPortsResponse.ports:type_name -> adit.hub.v1.Port
+	91,  // 52: adit.hub.v1.ReservePortRequest.kind:type_name -> adit.wire.v1.Kind
+	48,  // 53: adit.hub.v1.ReservePortResponse.port:type_name -> adit.hub.v1.Port
+	91,  // 54: adit.hub.v1.ReleasePortRequest.kind:type_name -> adit.wire.v1.Kind
+	79,  // 55: adit.hub.v1.EdgeInvite.created_at:type_name -> google.protobuf.Timestamp
+	79,  // 56: adit.hub.v1.EdgeInvite.expires_at:type_name -> google.protobuf.Timestamp
+	55,  // 57: adit.hub.v1.ListEdgeInvitesResponse.invites:type_name -> adit.hub.v1.EdgeInvite
+	70,  // 58: adit.hub.v1.DrainEdgeResponse.edge:type_name -> adit.hub.v1.EdgeStatus
+	79,  // 59: adit.hub.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
+	63,  // 60: adit.hub.v1.Tenant.held:type_name -> adit.hub.v1.HeldName
+	79,  // 61: adit.hub.v1.HeldName.until:type_name -> google.protobuf.Timestamp
+	62,  // 62: adit.hub.v1.ListTenantsResponse.tenants:type_name -> adit.hub.v1.Tenant
+	79,  // 63: adit.hub.v1.InviteEdgeRequest.expires_at:type_name -> google.protobuf.Timestamp
+	92,  // 64: adit.hub.v1.EdgeStatus.edge:type_name -> adit.hub.v1.Edge
+	79,  // 65: adit.hub.v1.EdgeStatus.last_seen:type_name -> google.protobuf.Timestamp
+	70,  // 66: adit.hub.v1.ListEdgesResponse.edges:type_name -> adit.hub.v1.EdgeStatus
+	79,  // 67: adit.hub.v1.GetServerResponse.time:type_name -> google.protobuf.Timestamp
+	70,  // 68: adit.hub.v1.GetServerResponse.edges:type_name -> adit.hub.v1.EdgeStatus
+	5,   // 69: adit.hub.v1.InviteService.CreateInvite:input_type -> adit.hub.v1.CreateInviteRequest
+	7,   // 70: adit.hub.v1.InviteService.ListInvites:input_type -> adit.hub.v1.ListInvitesRequest
+	9,   // 71: adit.hub.v1.InviteService.GetInvite:input_type -> adit.hub.v1.GetInviteRequest
+	11,  // 72: adit.hub.v1.InviteService.RevokeInvite:input_type -> adit.hub.v1.RevokeInviteRequest
+	0,   // 73: adit.hub.v1.InviteService.UpdateInvite:input_type -> adit.hub.v1.UpdateInviteRequest
+	2,   // 74: adit.hub.v1.InviteService.RotateInvite:input_type -> adit.hub.v1.RotateInviteRequest
+	20,  // 75: adit.hub.v1.TunnelService.ListTunnels:input_type -> adit.hub.v1.ListTunnelsRequest
+	22,  // 76: adit.hub.v1.TunnelService.GetTunnel:input_type -> adit.hub.v1.GetTunnelRequest
+	13,  // 77: adit.hub.v1.TunnelService.CreateTunnel:input_type -> adit.hub.v1.CreateTunnelRequest
+	15,  // 78: adit.hub.v1.TunnelService.UpdateTunnel:input_type -> adit.hub.v1.UpdateTunnelRequest
+	17,  // 79: adit.hub.v1.TunnelService.DeleteTunnel:input_type -> adit.hub.v1.DeleteTunnelRequest
+	44,  // 80: adit.hub.v1.AgentService.ListAgents:input_type -> adit.hub.v1.ListAgentsRequest
+	46,  // 81: adit.hub.v1.AgentService.GetAgent:input_type -> adit.hub.v1.GetAgentRequest
+	24,  // 82: adit.hub.v1.AgentService.CreateAgent:input_type -> adit.hub.v1.CreateAgentRequest
+	26,  // 83: adit.hub.v1.AgentService.DeleteAgent:input_type -> adit.hub.v1.DeleteAgentRequest
+	28,  // 84: adit.hub.v1.AgentService.RotateAgent:input_type -> adit.hub.v1.RotateAgentRequest
+	30,  // 85: adit.hub.v1.AgentService.SetAgentEnabled:input_type -> adit.hub.v1.SetAgentEnabledRequest
+	32,  // 86: adit.hub.v1.AgentService.DrainAgent:input_type -> adit.hub.v1.DrainAgentRequest
+	34,  // 87: adit.hub.v1.AgentService.ListServices:input_type -> adit.hub.v1.ListServicesRequest
+	36,  // 88: adit.hub.v1.AgentService.Preflight:input_type -> adit.hub.v1.PreflightRequest
+	38,  // 89: adit.hub.v1.AgentService.Logs:input_type -> adit.hub.v1.LogsRequest
+	40,  // 90: adit.hub.v1.AgentService.OpenForward:input_type -> adit.hub.v1.OpenForwardRequest
+	49,  // 91: adit.hub.v1.PortService.ListPorts:input_type -> adit.hub.v1.ListPortsRequest
+	51,  // 92: adit.hub.v1.PortService.ReservePort:input_type -> adit.hub.v1.ReservePortRequest
+	53,  // 93: adit.hub.v1.PortService.ReleasePort:input_type -> adit.hub.v1.ReleasePortRequest
+	68,  // 94: adit.hub.v1.EdgeService.InviteEdge:input_type -> adit.hub.v1.InviteEdgeRequest
+	71,  // 95: adit.hub.v1.EdgeService.ListEdges:input_type -> adit.hub.v1.ListEdgesRequest
+	73,  // 96: adit.hub.v1.EdgeService.RevokeEdgeInvite:input_type -> adit.hub.v1.RevokeEdgeInviteRequest
+	56,  // 97: adit.hub.v1.EdgeService.ListEdgeInvites:input_type -> adit.hub.v1.ListEdgeInvitesRequest
+	58,  // 98: adit.hub.v1.EdgeService.DrainEdge:input_type -> adit.hub.v1.DrainEdgeRequest
+	60,  // 99: adit.hub.v1.EdgeService.RemoveEdge:input_type -> adit.hub.v1.RemoveEdgeRequest
+	64,  // 100: adit.hub.v1.TenantService.ListTenants:input_type -> adit.hub.v1.ListTenantsRequest
+	66,  // 101: adit.hub.v1.TenantService.ReleaseName:input_type -> adit.hub.v1.ReleaseNameRequest
+	75,  // 102: adit.hub.v1.ServerService.GetServer:input_type -> adit.hub.v1.GetServerRequest
+	6,   // 103: adit.hub.v1.InviteService.CreateInvite:output_type -> adit.hub.v1.CreateInviteResponse
+	8,   // 104: adit.hub.v1.InviteService.ListInvites:output_type -> adit.hub.v1.ListInvitesResponse
+	10,  // 105: adit.hub.v1.InviteService.GetInvite:output_type -> adit.hub.v1.GetInviteResponse
+	12,  // 106: adit.hub.v1.InviteService.RevokeInvite:output_type -> adit.hub.v1.RevokeInviteResponse
+	1,   // 107: adit.hub.v1.InviteService.UpdateInvite:output_type -> adit.hub.v1.UpdateInviteResponse
+	3,   // 108: adit.hub.v1.InviteService.RotateInvite:output_type -> adit.hub.v1.RotateInviteResponse
+	21,  // 109: adit.hub.v1.TunnelService.ListTunnels:output_type -> adit.hub.v1.ListTunnelsResponse
+	23,  // 110: adit.hub.v1.TunnelService.GetTunnel:output_type -> adit.hub.v1.GetTunnelResponse
+	14,  // 111: adit.hub.v1.TunnelService.CreateTunnel:output_type -> adit.hub.v1.CreateTunnelResponse
+	16,  // 112: adit.hub.v1.TunnelService.UpdateTunnel:output_type -> adit.hub.v1.UpdateTunnelResponse
+	18,  // 113: adit.hub.v1.TunnelService.DeleteTunnel:output_type -> adit.hub.v1.DeleteTunnelResponse
+	45,  // 114: adit.hub.v1.AgentService.ListAgents:output_type -> adit.hub.v1.ListAgentsResponse
+	47,  // 115: adit.hub.v1.AgentService.GetAgent:output_type -> adit.hub.v1.GetAgentResponse
+	25,  // 116: adit.hub.v1.AgentService.CreateAgent:output_type -> adit.hub.v1.CreateAgentResponse
+	27,  // 117: adit.hub.v1.AgentService.DeleteAgent:output_type -> adit.hub.v1.DeleteAgentResponse
+	29,  // 118: adit.hub.v1.AgentService.RotateAgent:output_type -> adit.hub.v1.RotateAgentResponse
+	31,  // 119: adit.hub.v1.AgentService.SetAgentEnabled:output_type -> adit.hub.v1.SetAgentEnabledResponse
+	33,  // 120: adit.hub.v1.AgentService.DrainAgent:output_type -> adit.hub.v1.DrainAgentResponse
+	35,  // 121: adit.hub.v1.AgentService.ListServices:output_type -> adit.hub.v1.ListServicesResponse
+	37,  // 122: adit.hub.v1.AgentService.Preflight:output_type -> adit.hub.v1.PreflightResponse
+	39,  // 123: adit.hub.v1.AgentService.Logs:output_type -> adit.hub.v1.LogsResponse
+	41,  // 124: adit.hub.v1.AgentService.OpenForward:output_type -> adit.hub.v1.OpenForwardResponse
+	50,  // 125: adit.hub.v1.PortService.ListPorts:output_type -> adit.hub.v1.ListPortsResponse
+	52,  // 126: adit.hub.v1.PortService.ReservePort:output_type -> adit.hub.v1.ReservePortResponse
+	54,  // 127: adit.hub.v1.PortService.ReleasePort:output_type -> adit.hub.v1.ReleasePortResponse
+	69,  // 128: adit.hub.v1.EdgeService.InviteEdge:output_type -> adit.hub.v1.InviteEdgeResponse
+	72,  // 129: adit.hub.v1.EdgeService.ListEdges:output_type -> adit.hub.v1.ListEdgesResponse
+	74,  // 130: adit.hub.v1.EdgeService.RevokeEdgeInvite:output_type -> adit.hub.v1.RevokeEdgeInviteResponse
+	57,  // 131: adit.hub.v1.EdgeService.ListEdgeInvites:output_type -> adit.hub.v1.ListEdgeInvitesResponse
+	59,  // 132: adit.hub.v1.EdgeService.DrainEdge:output_type -> adit.hub.v1.DrainEdgeResponse
+	61,  // 133: adit.hub.v1.EdgeService.RemoveEdge:output_type -> adit.hub.v1.RemoveEdgeResponse
+	65,  // 134: adit.hub.v1.TenantService.ListTenants:output_type -> adit.hub.v1.ListTenantsResponse
+	67,  // 135: adit.hub.v1.TenantService.ReleaseName:output_type -> adit.hub.v1.ReleaseNameResponse
+	76,  // 136: adit.hub.v1.ServerService.GetServer:output_type -> adit.hub.v1.GetServerResponse
+	103, // [103:137] is the sub-list for method output_type
+	69,  // [69:103] is the sub-list for method input_type
+	69,  // [69:69] is the sub-list for extension type_name
+	69,  // [69:69] is the sub-list for extension extendee
+	0,   // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_admin_proto_init() }
@@ -2497,9 +5092,9 @@ func file_hub_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hub_v1_admin_proto_rawDesc), len(file_hub_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   77,
 			NumExtensions: 0,
-			NumServices:   6,
+			NumServices:   7,
 		},
 		GoTypes:           file_hub_v1_admin_proto_goTypes,
 		DependencyIndexes: file_hub_v1_admin_proto_depIdxs,

@@ -91,8 +91,10 @@ type DeclaredTunnel struct {
 	Access        Access_Mode   `protobuf:"varint,8,opt,name=access,proto3,enum=adit.hub.v1.Access_Mode" json:"access,omitempty"`
 	CarrierPolicy CarrierPolicy `protobuf:"varint,9,opt,name=carrier_policy,json=carrierPolicy,proto3,enum=adit.hub.v1.CarrierPolicy" json:"carrier_policy,omitempty"`
 	// Instead of origin: several origins with rules that point at them. Kind http only.
-	Origins       []*Origin `protobuf:"bytes,10,rep,name=origins,proto3" json:"origins,omitempty"`
-	Rules         []*Rule   `protobuf:"bytes,11,rep,name=rules,proto3" json:"rules,omitempty"`
+	Origins []*Origin `protobuf:"bytes,10,rep,name=origins,proto3" json:"origins,omitempty"`
+	Rules   []*Rule   `protobuf:"bytes,11,rep,name=rules,proto3" json:"rules,omitempty"`
+	// Kind http only: see Tunnel.http_ports.
+	HttpPorts     []uint32 `protobuf:"varint,12,rep,packed,name=http_ports,json=httpPorts,proto3" json:"http_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -200,6 +202,13 @@ func (x *DeclaredTunnel) GetOrigins() []*Origin {
 func (x *DeclaredTunnel) GetRules() []*Rule {
 	if x != nil {
 		return x.Rules
+	}
+	return nil
+}
+
+func (x *DeclaredTunnel) GetHttpPorts() []uint32 {
+	if x != nil {
+		return x.HttpPorts
 	}
 	return nil
 }
@@ -382,7 +391,9 @@ type WatchResponse struct {
 	Complete bool        `protobuf:"varint,3,opt,name=complete,proto3" json:"complete,omitempty"`
 	Puts     []*Resource `protobuf:"bytes,4,rep,name=puts,proto3" json:"puts,omitempty"`
 	// Keys as resource.Key makes them: "tunnel/ID".
-	Deletes       []string `protobuf:"bytes,5,rep,name=deletes,proto3" json:"deletes,omitempty"`
+	Deletes []string `protobuf:"bytes,5,rep,name=deletes,proto3" json:"deletes,omitempty"`
+	// For agents, beside and independent of revisions.
+	Asks          []*Ask `protobuf:"bytes,6,rep,name=asks,proto3" json:"asks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -452,6 +463,13 @@ func (x *WatchResponse) GetDeletes() []string {
 	return nil
 }
 
+func (x *WatchResponse) GetAsks() []*Ask {
+	if x != nil {
+		return x.Asks
+	}
+	return nil
+}
+
 type ReportRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	SentAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
@@ -467,7 +485,16 @@ type ReportRequest struct {
 	Edge     *v1.EdgeAddress `protobuf:"bytes,6,opt,name=edge,proto3" json:"edge,omitempty"`
 	Software string          `protobuf:"bytes,7,opt,name=software,proto3" json:"software,omitempty"`
 	// The caller is about to end.
-	Draining      bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
+	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Agents: answers to what a watch asked.
+	Answers []*Answer `protobuf:"bytes,9,rep,name=answers,proto3" json:"answers,omitempty"`
+	// Agents: what changed of the discovered services; the first report of a process is a snapshot.
+	Discovery *DiscoveryReport `protobuf:"bytes,10,opt,name=discovery,proto3" json:"discovery,omitempty"`
+	// Agents: see Replica.
+	Capabilities []string `protobuf:"bytes,11,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	Advertised   []string `protobuf:"bytes,12,rep,name=advertised,proto3" json:"advertised,omitempty"`
+	// Edges: what passed since the last report.
+	Traffic       []*TrafficReport `protobuf:"bytes,13,rep,name=traffic,proto3" json:"traffic,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -558,6 +585,1173 @@ func (x *ReportRequest) GetDraining() bool {
 	return false
 }
 
+func (x *ReportRequest) GetAnswers() []*Answer {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+func (x *ReportRequest) GetDiscovery() *DiscoveryReport {
+	if x != nil {
+		return x.Discovery
+	}
+	return nil
+}
+
+func (x *ReportRequest) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *ReportRequest) GetAdvertised() []string {
+	if x != nil {
+		return x.Advertised
+	}
+	return nil
+}
+
+func (x *ReportRequest) GetTraffic() []*TrafficReport {
+	if x != nil {
+		return x.Traffic
+	}
+	return nil
+}
+
+// Ask is what the hub wants of a running agent; it comes with a watch and is answered in a report.
+type Ask struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Not worth answering afterwards.
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// Types that are valid to be assigned to Ask:
+	//
+	//	*Ask_Preflight
+	//	*Ask_Logs
+	//	*Ask_Drain
+	Ask           isAsk_Ask `protobuf_oneof:"ask"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ask) Reset() {
+	*x = Ask{}
+	mi := &file_hub_v1_machine_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ask) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ask) ProtoMessage() {}
+
+func (x *Ask) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ask.ProtoReflect.Descriptor instead.
+func (*Ask) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Ask) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Ask) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+func (x *Ask) GetAsk() isAsk_Ask {
+	if x != nil {
+		return x.Ask
+	}
+	return nil
+}
+
+func (x *Ask) GetPreflight() *PreflightAsk {
+	if x != nil {
+		if x, ok := x.Ask.(*Ask_Preflight); ok {
+			return x.Preflight
+		}
+	}
+	return nil
+}
+
+func (x *Ask) GetLogs() *LogsAsk {
+	if x != nil {
+		if x, ok := x.Ask.(*Ask_Logs); ok {
+			return x.Logs
+		}
+	}
+	return nil
+}
+
+func (x *Ask) GetDrain() *DrainAsk {
+	if x != nil {
+		if x, ok := x.Ask.(*Ask_Drain); ok {
+			return x.Drain
+		}
+	}
+	return nil
+}
+
+type isAsk_Ask interface {
+	isAsk_Ask()
+}
+
+type Ask_Preflight struct {
+	Preflight *PreflightAsk `protobuf:"bytes,3,opt,name=preflight,proto3,oneof"`
+}
+
+type Ask_Logs struct {
+	Logs *LogsAsk `protobuf:"bytes,4,opt,name=logs,proto3,oneof"`
+}
+
+type Ask_Drain struct {
+	Drain *DrainAsk `protobuf:"bytes,5,opt,name=drain,proto3,oneof"`
+}
+
+func (*Ask_Preflight) isAsk_Ask() {}
+
+func (*Ask_Logs) isAsk_Ask() {}
+
+func (*Ask_Drain) isAsk_Ask() {}
+
+type DrainAsk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainAsk) Reset() {
+	*x = DrainAsk{}
+	mi := &file_hub_v1_machine_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainAsk) ProtoMessage() {}
+
+func (x *DrainAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainAsk.ProtoReflect.Descriptor instead.
+func (*DrainAsk) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{8}
+}
+
+// LogsAsk wants the lines after a position, at most lines of them.
+type LogsAsk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	Lines         uint32                 `protobuf:"varint,2,opt,name=lines,proto3" json:"lines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogsAsk) Reset() {
+	*x = LogsAsk{}
+	mi := &file_hub_v1_machine_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogsAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogsAsk) ProtoMessage() {}
+
+func (x *LogsAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogsAsk.ProtoReflect.Descriptor instead.
+func (*LogsAsk) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *LogsAsk) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *LogsAsk) GetLines() uint32 {
+	if x != nil {
+		return x.Lines
+	}
+	return 0
+}
+
+type Answer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	AskId string                 `protobuf:"bytes,1,opt,name=ask_id,json=askId,proto3" json:"ask_id,omitempty"`
+	// Why it could not be done; the rest is empty then.
+	Code   string `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`
+	Detail string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	// Types that are valid to be assigned to Answer:
+	//
+	//	*Answer_Preflight
+	//	*Answer_Logs
+	//	*Answer_Drain
+	Answer        isAnswer_Answer `protobuf_oneof:"answer"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Answer) Reset() {
+	*x = Answer{}
+	mi := &file_hub_v1_machine_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Answer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Answer) ProtoMessage() {}
+
+func (x *Answer) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Answer.ProtoReflect.Descriptor instead.
+func (*Answer) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Answer) GetAskId() string {
+	if x != nil {
+		return x.AskId
+	}
+	return ""
+}
+
+func (x *Answer) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *Answer) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Answer) GetAnswer() isAnswer_Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *Answer) GetPreflight() *PreflightAnswer {
+	if x != nil {
+		if x, ok := x.Answer.(*Answer_Preflight); ok {
+			return x.Preflight
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetLogs() *LogsAnswer {
+	if x != nil {
+		if x, ok := x.Answer.(*Answer_Logs); ok {
+			return x.Logs
+		}
+	}
+	return nil
+}
+
+func (x *Answer) GetDrain() *DrainAnswer {
+	if x != nil {
+		if x, ok := x.Answer.(*Answer_Drain); ok {
+			return x.Drain
+		}
+	}
+	return nil
+}
+
+type isAnswer_Answer interface {
+	isAnswer_Answer()
+}
+
+type Answer_Preflight struct {
+	Preflight *PreflightAnswer `protobuf:"bytes,4,opt,name=preflight,proto3,oneof"`
+}
+
+type Answer_Logs struct {
+	Logs *LogsAnswer `protobuf:"bytes,5,opt,name=logs,proto3,oneof"`
+}
+
+type Answer_Drain struct {
+	Drain *DrainAnswer `protobuf:"bytes,6,opt,name=drain,proto3,oneof"`
+}
+
+func (*Answer_Preflight) isAnswer_Answer() {}
+
+func (*Answer_Logs) isAnswer_Answer() {}
+
+func (*Answer_Drain) isAnswer_Answer() {}
+
+type DrainAnswer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainAnswer) Reset() {
+	*x = DrainAnswer{}
+	mi := &file_hub_v1_machine_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainAnswer) ProtoMessage() {}
+
+func (x *DrainAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainAnswer.ProtoReflect.Descriptor instead.
+func (*DrainAnswer) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{11}
+}
+
+type LogsAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Lines []*LogLine             `protobuf:"bytes,1,rep,name=lines,proto3" json:"lines,omitempty"`
+	// Position of the last line.
+	Position      uint64 `protobuf:"varint,2,opt,name=position,proto3" json:"position,omitempty"`
+	Truncated     bool   `protobuf:"varint,3,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogsAnswer) Reset() {
+	*x = LogsAnswer{}
+	mi := &file_hub_v1_machine_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogsAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogsAnswer) ProtoMessage() {}
+
+func (x *LogsAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogsAnswer.ProtoReflect.Descriptor instead.
+func (*LogsAnswer) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *LogsAnswer) GetLines() []*LogLine {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
+func (x *LogsAnswer) GetPosition() uint64 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *LogsAnswer) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
+}
+
+type LogLine struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	Level string                 `protobuf:"bytes,2,opt,name=level,proto3" json:"level,omitempty"`
+	// The message and its attributes, secrets redacted, at most 2,000 characters.
+	Text          string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogLine) Reset() {
+	*x = LogLine{}
+	mi := &file_hub_v1_machine_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogLine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogLine) ProtoMessage() {}
+
+func (x *LogLine) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogLine.ProtoReflect.Descriptor instead.
+func (*LogLine) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *LogLine) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *LogLine) GetLevel() string {
+	if x != nil {
+		return x.Level
+	}
+	return ""
+}
+
+func (x *LogLine) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+// PreflightAsk has the agent try an origin as a tunnel would.
+type PreflightAsk struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Origin *Origin                `protobuf:"bytes,1,opt,name=origin,proto3" json:"origin,omitempty"`
+	Kind   v1.Kind                `protobuf:"varint,2,opt,name=kind,proto3,enum=adit.wire.v1.Kind" json:"kind,omitempty"`
+	// The public name, tried as Host beside the origin's own.
+	Hostname      string `protobuf:"bytes,3,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Websocket     bool   `protobuf:"varint,4,opt,name=websocket,proto3" json:"websocket,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreflightAsk) Reset() {
+	*x = PreflightAsk{}
+	mi := &file_hub_v1_machine_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreflightAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreflightAsk) ProtoMessage() {}
+
+func (x *PreflightAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreflightAsk.ProtoReflect.Descriptor instead.
+func (*PreflightAsk) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PreflightAsk) GetOrigin() *Origin {
+	if x != nil {
+		return x.Origin
+	}
+	return nil
+}
+
+func (x *PreflightAsk) GetKind() v1.Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return v1.Kind(0)
+}
+
+func (x *PreflightAsk) GetHostname() string {
+	if x != nil {
+		return x.Hostname
+	}
+	return ""
+}
+
+func (x *PreflightAsk) GetWebsocket() bool {
+	if x != nil {
+		return x.Websocket
+	}
+	return false
+}
+
+type PreflightAnswer struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Findings []*Finding             `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	// "visitor", "origin", or empty when neither or not tried.
+	WorkingHostHeader string `protobuf:"bytes,2,opt,name=working_host_header,json=workingHostHeader,proto3" json:"working_host_header,omitempty"`
+	// False when the check could not be done; why says the reason. Not the same as no findings.
+	Checked       bool   `protobuf:"varint,3,opt,name=checked,proto3" json:"checked,omitempty"`
+	Why           string `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PreflightAnswer) Reset() {
+	*x = PreflightAnswer{}
+	mi := &file_hub_v1_machine_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PreflightAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PreflightAnswer) ProtoMessage() {}
+
+func (x *PreflightAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PreflightAnswer.ProtoReflect.Descriptor instead.
+func (*PreflightAnswer) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PreflightAnswer) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *PreflightAnswer) GetWorkingHostHeader() string {
+	if x != nil {
+		return x.WorkingHostHeader
+	}
+	return ""
+}
+
+func (x *PreflightAnswer) GetChecked() bool {
+	if x != nil {
+		return x.Checked
+	}
+	return false
+}
+
+func (x *PreflightAnswer) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+// Finding is one thing that would go wrong.
+type Finding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// E.g. "origin_is_plaintext"; docs/reference/preflight.md lists them.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// error, warning, info.
+	Severity string `protobuf:"bytes,2,opt,name=severity,proto3" json:"severity,omitempty"`
+	Text     string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	// At most 300 characters of what was seen.
+	Evidence string `protobuf:"bytes,4,opt,name=evidence,proto3" json:"evidence,omitempty"`
+	// The setting that would help, with its value; empty when there is none.
+	FixField      string `protobuf:"bytes,5,opt,name=fix_field,json=fixField,proto3" json:"fix_field,omitempty"`
+	FixValue      string `protobuf:"bytes,6,opt,name=fix_value,json=fixValue,proto3" json:"fix_value,omitempty"`
+	FixText       string `protobuf:"bytes,7,opt,name=fix_text,json=fixText,proto3" json:"fix_text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_hub_v1_machine_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Finding) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Finding) GetSeverity() string {
+	if x != nil {
+		return x.Severity
+	}
+	return ""
+}
+
+func (x *Finding) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Finding) GetEvidence() string {
+	if x != nil {
+		return x.Evidence
+	}
+	return ""
+}
+
+func (x *Finding) GetFixField() string {
+	if x != nil {
+		return x.FixField
+	}
+	return ""
+}
+
+func (x *Finding) GetFixValue() string {
+	if x != nil {
+		return x.FixValue
+	}
+	return ""
+}
+
+func (x *Finding) GetFixText() string {
+	if x != nil {
+		return x.FixText
+	}
+	return ""
+}
+
+type DiscoveryReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Forget what was reported before.
+	Snapshot bool                 `protobuf:"varint,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Puts     []*DiscoveredService `protobuf:"bytes,2,rep,name=puts,proto3" json:"puts,omitempty"`
+	// Ids.
+	Deletes       []string         `protobuf:"bytes,3,rep,name=deletes,proto3" json:"deletes,omitempty"`
+	Providers     []*ProviderState `protobuf:"bytes,4,rep,name=providers,proto3" json:"providers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiscoveryReport) Reset() {
+	*x = DiscoveryReport{}
+	mi := &file_hub_v1_machine_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiscoveryReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiscoveryReport) ProtoMessage() {}
+
+func (x *DiscoveryReport) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiscoveryReport.ProtoReflect.Descriptor instead.
+func (*DiscoveryReport) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DiscoveryReport) GetSnapshot() bool {
+	if x != nil {
+		return x.Snapshot
+	}
+	return false
+}
+
+func (x *DiscoveryReport) GetPuts() []*DiscoveredService {
+	if x != nil {
+		return x.Puts
+	}
+	return nil
+}
+
+func (x *DiscoveryReport) GetDeletes() []string {
+	if x != nil {
+		return x.Deletes
+	}
+	return nil
+}
+
+func (x *DiscoveryReport) GetProviders() []*ProviderState {
+	if x != nil {
+		return x.Providers
+	}
+	return nil
+}
+
+type ProviderState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// kubernetes, docker, host.
+	Provider string `protobuf:"bytes,1,opt,name=provider,proto3" json:"provider,omitempty"`
+	// ok, unavailable, off.
+	State         string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProviderState) Reset() {
+	*x = ProviderState{}
+	mi := &file_hub_v1_machine_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProviderState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProviderState) ProtoMessage() {}
+
+func (x *ProviderState) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProviderState.ProtoReflect.Descriptor instead.
+func (*ProviderState) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ProviderState) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *ProviderState) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ProviderState) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+// DiscoveredService is something an agent could expose.
+type DiscoveredService struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Stable for the same service and port: provider/namespace/name/port/protocol.
+	Id        string  `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Provider  string  `protobuf:"bytes,2,opt,name=provider,proto3" json:"provider,omitempty"`
+	Namespace string  `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string  `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
+	PortName  string  `protobuf:"bytes,5,opt,name=port_name,json=portName,proto3" json:"port_name,omitempty"`
+	Port      uint32  `protobuf:"varint,6,opt,name=port,proto3" json:"port,omitempty"`
+	Kind      v1.Kind `protobuf:"varint,7,opt,name=kind,proto3,enum=adit.wire.v1.Kind" json:"kind,omitempty"`
+	// What the agent would dial, e.g. http://grafana.monitoring.svc.cluster.local:3000.
+	Origin string `protobuf:"bytes,8,opt,name=origin,proto3" json:"origin,omitempty"`
+	// ready, not_ready, unknown.
+	Readiness      string            `protobuf:"bytes,9,opt,name=readiness,proto3" json:"readiness,omitempty"`
+	ReadyEndpoints uint32            `protobuf:"varint,10,opt,name=ready_endpoints,json=readyEndpoints,proto3" json:"ready_endpoints,omitempty"`
+	Labels         map[string]string `protobuf:"bytes,11,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	AppProtocol    string            `protobuf:"bytes,12,opt,name=app_protocol,json=appProtocol,proto3" json:"app_protocol,omitempty"`
+	// A label that would do for a tunnel.
+	SuggestedLabel string `protobuf:"bytes,13,opt,name=suggested_label,json=suggestedLabel,proto3" json:"suggested_label,omitempty"`
+	// Filled in by the hub: the tunnels that expose it already.
+	ExposedBy     []string `protobuf:"bytes,14,rep,name=exposed_by,json=exposedBy,proto3" json:"exposed_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiscoveredService) Reset() {
+	*x = DiscoveredService{}
+	mi := &file_hub_v1_machine_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiscoveredService) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiscoveredService) ProtoMessage() {}
+
+func (x *DiscoveredService) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiscoveredService.ProtoReflect.Descriptor instead.
+func (*DiscoveredService) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DiscoveredService) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DiscoveredService) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *DiscoveredService) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DiscoveredService) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DiscoveredService) GetPortName() string {
+	if x != nil {
+		return x.PortName
+	}
+	return ""
+}
+
+func (x *DiscoveredService) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *DiscoveredService) GetKind() v1.Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return v1.Kind(0)
+}
+
+func (x *DiscoveredService) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
+}
+
+func (x *DiscoveredService) GetReadiness() string {
+	if x != nil {
+		return x.Readiness
+	}
+	return ""
+}
+
+func (x *DiscoveredService) GetReadyEndpoints() uint32 {
+	if x != nil {
+		return x.ReadyEndpoints
+	}
+	return 0
+}
+
+func (x *DiscoveredService) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *DiscoveredService) GetAppProtocol() string {
+	if x != nil {
+		return x.AppProtocol
+	}
+	return ""
+}
+
+func (x *DiscoveredService) GetSuggestedLabel() string {
+	if x != nil {
+		return x.SuggestedLabel
+	}
+	return ""
+}
+
+func (x *DiscoveredService) GetExposedBy() []string {
+	if x != nil {
+		return x.ExposedBy
+	}
+	return nil
+}
+
+// TrafficReport is what passed one tunnel at one edge since the last report. Counters only, so
+// that adding them up is right whatever is lost or sent twice: seq says which report it is.
+type TrafficReport struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	TunnelId string                 `protobuf:"bytes,1,opt,name=tunnel_id,json=tunnelId,proto3" json:"tunnel_id,omitempty"`
+	// Counts up with every report of one edge process.
+	Seq         uint64 `protobuf:"varint,2,opt,name=seq,proto3" json:"seq,omitempty"`
+	Requests    uint64 `protobuf:"varint,3,opt,name=requests,proto3" json:"requests,omitempty"`
+	Connections uint64 `protobuf:"varint,4,opt,name=connections,proto3" json:"connections,omitempty"`
+	BytesIn     uint64 `protobuf:"varint,5,opt,name=bytes_in,json=bytesIn,proto3" json:"bytes_in,omitempty"`
+	BytesOut    uint64 `protobuf:"varint,6,opt,name=bytes_out,json=bytesOut,proto3" json:"bytes_out,omitempty"`
+	// Errors by reason.
+	Errors map[string]uint64 `protobuf:"bytes,7,rep,name=errors,proto3" json:"errors,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Time to the first byte of the response: counts by bucket, bounds in latency_bounds.
+	LatencyCounts []uint64 `protobuf:"varint,8,rep,packed,name=latency_counts,json=latencyCounts,proto3" json:"latency_counts,omitempty"`
+	// UDP datagrams dropped.
+	Dropped uint64 `protobuf:"varint,9,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	// Responses by status class: 1xx to 5xx at index 1 to 5.
+	Statuses      []uint64 `protobuf:"varint,10,rep,packed,name=statuses,proto3" json:"statuses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TrafficReport) Reset() {
+	*x = TrafficReport{}
+	mi := &file_hub_v1_machine_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TrafficReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TrafficReport) ProtoMessage() {}
+
+func (x *TrafficReport) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_machine_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TrafficReport.ProtoReflect.Descriptor instead.
+func (*TrafficReport) Descriptor() ([]byte, []int) {
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *TrafficReport) GetTunnelId() string {
+	if x != nil {
+		return x.TunnelId
+	}
+	return ""
+}
+
+func (x *TrafficReport) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *TrafficReport) GetRequests() uint64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *TrafficReport) GetConnections() uint64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *TrafficReport) GetBytesIn() uint64 {
+	if x != nil {
+		return x.BytesIn
+	}
+	return 0
+}
+
+func (x *TrafficReport) GetBytesOut() uint64 {
+	if x != nil {
+		return x.BytesOut
+	}
+	return 0
+}
+
+func (x *TrafficReport) GetErrors() map[string]uint64 {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+func (x *TrafficReport) GetLatencyCounts() []uint64 {
+	if x != nil {
+		return x.LatencyCounts
+	}
+	return nil
+}
+
+func (x *TrafficReport) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *TrafficReport) GetStatuses() []uint64 {
+	if x != nil {
+		return x.Statuses
+	}
+	return nil
+}
+
 type SessionReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TokenId       string                 `protobuf:"bytes,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
@@ -582,7 +1776,7 @@ type SessionReport struct {
 
 func (x *SessionReport) Reset() {
 	*x = SessionReport{}
-	mi := &file_hub_v1_machine_proto_msgTypes[7]
+	mi := &file_hub_v1_machine_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -594,7 +1788,7 @@ func (x *SessionReport) String() string {
 func (*SessionReport) ProtoMessage() {}
 
 func (x *SessionReport) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_machine_proto_msgTypes[7]
+	mi := &file_hub_v1_machine_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -607,7 +1801,7 @@ func (x *SessionReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionReport.ProtoReflect.Descriptor instead.
 func (*SessionReport) Descriptor() ([]byte, []int) {
-	return file_hub_v1_machine_proto_rawDescGZIP(), []int{7}
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SessionReport) GetTokenId() string {
@@ -721,7 +1915,7 @@ type PortReport struct {
 
 func (x *PortReport) Reset() {
 	*x = PortReport{}
-	mi := &file_hub_v1_machine_proto_msgTypes[8]
+	mi := &file_hub_v1_machine_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +1927,7 @@ func (x *PortReport) String() string {
 func (*PortReport) ProtoMessage() {}
 
 func (x *PortReport) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_machine_proto_msgTypes[8]
+	mi := &file_hub_v1_machine_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +1940,7 @@ func (x *PortReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortReport.ProtoReflect.Descriptor instead.
 func (*PortReport) Descriptor() ([]byte, []int) {
-	return file_hub_v1_machine_proto_rawDescGZIP(), []int{8}
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PortReport) GetKind() v1.Kind {
@@ -789,7 +1983,7 @@ type TunnelReport struct {
 
 func (x *TunnelReport) Reset() {
 	*x = TunnelReport{}
-	mi := &file_hub_v1_machine_proto_msgTypes[9]
+	mi := &file_hub_v1_machine_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +1995,7 @@ func (x *TunnelReport) String() string {
 func (*TunnelReport) ProtoMessage() {}
 
 func (x *TunnelReport) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_machine_proto_msgTypes[9]
+	mi := &file_hub_v1_machine_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +2008,7 @@ func (x *TunnelReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelReport.ProtoReflect.Descriptor instead.
 func (*TunnelReport) Descriptor() ([]byte, []int) {
-	return file_hub_v1_machine_proto_rawDescGZIP(), []int{9}
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TunnelReport) GetTunnelId() string {
@@ -853,7 +2047,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_hub_v1_machine_proto_msgTypes[10]
+	mi := &file_hub_v1_machine_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +2059,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_machine_proto_msgTypes[10]
+	mi := &file_hub_v1_machine_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +2072,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_machine_proto_rawDescGZIP(), []int{10}
+	return file_hub_v1_machine_proto_rawDescGZIP(), []int{24}
 }
 
 var File_hub_v1_machine_proto protoreflect.FileDescriptor
@@ -888,7 +2082,7 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\x14hub/v1/machine.proto\x12\vadit.hub.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15hub/v1/resource.proto\x1a\x12wire/v1/wire.proto\"c\n" +
 	"\x0eDeclareRequest\x125\n" +
 	"\atunnels\x18\x01 \x03(\v2\x1b.adit.hub.v1.DeclaredTunnelR\atunnels\x12\x1a\n" +
-	"\bsoftware\x18\x02 \x01(\tR\bsoftware\"\xa5\x03\n" +
+	"\bsoftware\x18\x02 \x01(\tR\bsoftware\"\xc4\x03\n" +
 	"\x0eDeclaredTunnel\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12&\n" +
@@ -901,7 +2095,9 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\x0ecarrier_policy\x18\t \x01(\x0e2\x1a.adit.hub.v1.CarrierPolicyR\rcarrierPolicy\x12-\n" +
 	"\aorigins\x18\n" +
 	" \x03(\v2\x13.adit.hub.v1.OriginR\aorigins\x12'\n" +
-	"\x05rules\x18\v \x03(\v2\x11.adit.hub.v1.RuleR\x05rules\"C\n" +
+	"\x05rules\x18\v \x03(\v2\x11.adit.hub.v1.RuleR\x05rules\x12\x1d\n" +
+	"\n" +
+	"http_ports\x18\f \x03(\rR\thttpPorts\"C\n" +
 	"\x0fDeclareResponse\x120\n" +
 	"\bverdicts\x18\x01 \x03(\v2\x14.adit.hub.v1.VerdictR\bverdicts\"v\n" +
 	"\aVerdict\x12\x10\n" +
@@ -911,13 +2107,14 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x10\n" +
 	"\x03url\x18\x05 \x01(\tR\x03url\"3\n" +
 	"\fWatchRequest\x12#\n" +
-	"\rfrom_revision\x18\x01 \x01(\x04R\ffromRevision\"\xa8\x01\n" +
+	"\rfrom_revision\x18\x01 \x01(\x04R\ffromRevision\"\xce\x01\n" +
 	"\rWatchResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
 	"\bsnapshot\x18\x02 \x01(\bR\bsnapshot\x12\x1a\n" +
 	"\bcomplete\x18\x03 \x01(\bR\bcomplete\x12)\n" +
 	"\x04puts\x18\x04 \x03(\v2\x15.adit.hub.v1.ResourceR\x04puts\x12\x18\n" +
-	"\adeletes\x18\x05 \x03(\tR\adeletes\"\xe3\x02\n" +
+	"\adeletes\x18\x05 \x03(\tR\adeletes\x12$\n" +
+	"\x04asks\x18\x06 \x03(\v2\x10.adit.hub.v1.AskR\x04asks\"\xc8\x04\n" +
 	"\rReportRequest\x123\n" +
 	"\asent_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\x126\n" +
 	"\bsessions\x18\x02 \x03(\v2\x1a.adit.hub.v1.SessionReportR\bsessions\x12-\n" +
@@ -926,7 +2123,107 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\atunnels\x18\x05 \x03(\v2\x19.adit.hub.v1.TunnelReportR\atunnels\x12-\n" +
 	"\x04edge\x18\x06 \x01(\v2\x19.adit.wire.v1.EdgeAddressR\x04edge\x12\x1a\n" +
 	"\bsoftware\x18\a \x01(\tR\bsoftware\x12\x1a\n" +
-	"\bdraining\x18\b \x01(\bR\bdraining\"\xac\x03\n" +
+	"\bdraining\x18\b \x01(\bR\bdraining\x12-\n" +
+	"\aanswers\x18\t \x03(\v2\x13.adit.hub.v1.AnswerR\aanswers\x12:\n" +
+	"\tdiscovery\x18\n" +
+	" \x01(\v2\x1c.adit.hub.v1.DiscoveryReportR\tdiscovery\x12\"\n" +
+	"\fcapabilities\x18\v \x03(\tR\fcapabilities\x12\x1e\n" +
+	"\n" +
+	"advertised\x18\f \x03(\tR\n" +
+	"advertised\x124\n" +
+	"\atraffic\x18\r \x03(\v2\x1a.adit.hub.v1.TrafficReportR\atraffic\"\xea\x01\n" +
+	"\x03Ask\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x126\n" +
+	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x129\n" +
+	"\tpreflight\x18\x03 \x01(\v2\x19.adit.hub.v1.PreflightAskH\x00R\tpreflight\x12*\n" +
+	"\x04logs\x18\x04 \x01(\v2\x14.adit.hub.v1.LogsAskH\x00R\x04logs\x12-\n" +
+	"\x05drain\x18\x05 \x01(\v2\x15.adit.hub.v1.DrainAskH\x00R\x05drainB\x05\n" +
+	"\x03ask\"\n" +
+	"\n" +
+	"\bDrainAsk\"5\n" +
+	"\aLogsAsk\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x14\n" +
+	"\x05lines\x18\x02 \x01(\rR\x05lines\"\xf4\x01\n" +
+	"\x06Answer\x12\x15\n" +
+	"\x06ask_id\x18\x01 \x01(\tR\x05askId\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\tR\x04code\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12<\n" +
+	"\tpreflight\x18\x04 \x01(\v2\x1c.adit.hub.v1.PreflightAnswerH\x00R\tpreflight\x12-\n" +
+	"\x04logs\x18\x05 \x01(\v2\x17.adit.hub.v1.LogsAnswerH\x00R\x04logs\x120\n" +
+	"\x05drain\x18\x06 \x01(\v2\x18.adit.hub.v1.DrainAnswerH\x00R\x05drainB\b\n" +
+	"\x06answer\"\r\n" +
+	"\vDrainAnswer\"r\n" +
+	"\n" +
+	"LogsAnswer\x12*\n" +
+	"\x05lines\x18\x01 \x03(\v2\x14.adit.hub.v1.LogLineR\x05lines\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\x04R\bposition\x12\x1c\n" +
+	"\ttruncated\x18\x03 \x01(\bR\ttruncated\"_\n" +
+	"\aLogLine\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\tR\x05level\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"\x9d\x01\n" +
+	"\fPreflightAsk\x12+\n" +
+	"\x06origin\x18\x01 \x01(\v2\x13.adit.hub.v1.OriginR\x06origin\x12&\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x12.adit.wire.v1.KindR\x04kind\x12\x1a\n" +
+	"\bhostname\x18\x03 \x01(\tR\bhostname\x12\x1c\n" +
+	"\twebsocket\x18\x04 \x01(\bR\twebsocket\"\x9f\x01\n" +
+	"\x0fPreflightAnswer\x120\n" +
+	"\bfindings\x18\x01 \x03(\v2\x14.adit.hub.v1.FindingR\bfindings\x12.\n" +
+	"\x13working_host_header\x18\x02 \x01(\tR\x11workingHostHeader\x12\x18\n" +
+	"\achecked\x18\x03 \x01(\bR\achecked\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\"\xba\x01\n" +
+	"\aFinding\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x1a\n" +
+	"\bevidence\x18\x04 \x01(\tR\bevidence\x12\x1b\n" +
+	"\tfix_field\x18\x05 \x01(\tR\bfixField\x12\x1b\n" +
+	"\tfix_value\x18\x06 \x01(\tR\bfixValue\x12\x19\n" +
+	"\bfix_text\x18\a \x01(\tR\afixText\"\xb5\x01\n" +
+	"\x0fDiscoveryReport\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\bR\bsnapshot\x122\n" +
+	"\x04puts\x18\x02 \x03(\v2\x1e.adit.hub.v1.DiscoveredServiceR\x04puts\x12\x18\n" +
+	"\adeletes\x18\x03 \x03(\tR\adeletes\x128\n" +
+	"\tproviders\x18\x04 \x03(\v2\x1a.adit.hub.v1.ProviderStateR\tproviders\"Y\n" +
+	"\rProviderState\x12\x1a\n" +
+	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x93\x04\n" +
+	"\x11DiscoveredService\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\bprovider\x18\x02 \x01(\tR\bprovider\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x04 \x01(\tR\x04name\x12\x1b\n" +
+	"\tport_name\x18\x05 \x01(\tR\bportName\x12\x12\n" +
+	"\x04port\x18\x06 \x01(\rR\x04port\x12&\n" +
+	"\x04kind\x18\a \x01(\x0e2\x12.adit.wire.v1.KindR\x04kind\x12\x16\n" +
+	"\x06origin\x18\b \x01(\tR\x06origin\x12\x1c\n" +
+	"\treadiness\x18\t \x01(\tR\treadiness\x12'\n" +
+	"\x0fready_endpoints\x18\n" +
+	" \x01(\rR\x0ereadyEndpoints\x12B\n" +
+	"\x06labels\x18\v \x03(\v2*.adit.hub.v1.DiscoveredService.LabelsEntryR\x06labels\x12!\n" +
+	"\fapp_protocol\x18\f \x01(\tR\vappProtocol\x12'\n" +
+	"\x0fsuggested_label\x18\r \x01(\tR\x0esuggestedLabel\x12\x1d\n" +
+	"\n" +
+	"exposed_by\x18\x0e \x03(\tR\texposedBy\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8c\x03\n" +
+	"\rTrafficReport\x12\x1b\n" +
+	"\ttunnel_id\x18\x01 \x01(\tR\btunnelId\x12\x10\n" +
+	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x1a\n" +
+	"\brequests\x18\x03 \x01(\x04R\brequests\x12 \n" +
+	"\vconnections\x18\x04 \x01(\x04R\vconnections\x12\x19\n" +
+	"\bbytes_in\x18\x05 \x01(\x04R\abytesIn\x12\x1b\n" +
+	"\tbytes_out\x18\x06 \x01(\x04R\bbytesOut\x12>\n" +
+	"\x06errors\x18\a \x03(\v2&.adit.hub.v1.TrafficReport.ErrorsEntryR\x06errors\x12%\n" +
+	"\x0elatency_counts\x18\b \x03(\x04R\rlatencyCounts\x12\x18\n" +
+	"\adropped\x18\t \x01(\x04R\adropped\x12\x1a\n" +
+	"\bstatuses\x18\n" +
+	" \x03(\x04R\bstatuses\x1a9\n" +
+	"\vErrorsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"\xac\x03\n" +
 	"\rSessionReport\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x1d\n" +
 	"\n" +
@@ -975,7 +2272,7 @@ func file_hub_v1_machine_proto_rawDescGZIP() []byte {
 	return file_hub_v1_machine_proto_rawDescData
 }
 
-var file_hub_v1_machine_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_hub_v1_machine_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_hub_v1_machine_proto_goTypes = []any{
 	(*DeclareRequest)(nil),        // 0: adit.hub.v1.DeclareRequest
 	(*DeclaredTunnel)(nil),        // 1: adit.hub.v1.DeclaredTunnel
@@ -984,47 +2281,84 @@ var file_hub_v1_machine_proto_goTypes = []any{
 	(*WatchRequest)(nil),          // 4: adit.hub.v1.WatchRequest
 	(*WatchResponse)(nil),         // 5: adit.hub.v1.WatchResponse
 	(*ReportRequest)(nil),         // 6: adit.hub.v1.ReportRequest
-	(*SessionReport)(nil),         // 7: adit.hub.v1.SessionReport
-	(*PortReport)(nil),            // 8: adit.hub.v1.PortReport
-	(*TunnelReport)(nil),          // 9: adit.hub.v1.TunnelReport
-	(*ReportResponse)(nil),        // 10: adit.hub.v1.ReportResponse
-	(v1.Kind)(0),                  // 11: adit.wire.v1.Kind
-	(*Origin)(nil),                // 12: adit.hub.v1.Origin
-	(Access_Mode)(0),              // 13: adit.hub.v1.Access.Mode
-	(CarrierPolicy)(0),            // 14: adit.hub.v1.CarrierPolicy
-	(*Rule)(nil),                  // 15: adit.hub.v1.Rule
-	(*Resource)(nil),              // 16: adit.hub.v1.Resource
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*v1.EdgeAddress)(nil),        // 18: adit.wire.v1.EdgeAddress
+	(*Ask)(nil),                   // 7: adit.hub.v1.Ask
+	(*DrainAsk)(nil),              // 8: adit.hub.v1.DrainAsk
+	(*LogsAsk)(nil),               // 9: adit.hub.v1.LogsAsk
+	(*Answer)(nil),                // 10: adit.hub.v1.Answer
+	(*DrainAnswer)(nil),           // 11: adit.hub.v1.DrainAnswer
+	(*LogsAnswer)(nil),            // 12: adit.hub.v1.LogsAnswer
+	(*LogLine)(nil),               // 13: adit.hub.v1.LogLine
+	(*PreflightAsk)(nil),          // 14: adit.hub.v1.PreflightAsk
+	(*PreflightAnswer)(nil),       // 15: adit.hub.v1.PreflightAnswer
+	(*Finding)(nil),               // 16: adit.hub.v1.Finding
+	(*DiscoveryReport)(nil),       // 17: adit.hub.v1.DiscoveryReport
+	(*ProviderState)(nil),         // 18: adit.hub.v1.ProviderState
+	(*DiscoveredService)(nil),     // 19: adit.hub.v1.DiscoveredService
+	(*TrafficReport)(nil),         // 20: adit.hub.v1.TrafficReport
+	(*SessionReport)(nil),         // 21: adit.hub.v1.SessionReport
+	(*PortReport)(nil),            // 22: adit.hub.v1.PortReport
+	(*TunnelReport)(nil),          // 23: adit.hub.v1.TunnelReport
+	(*ReportResponse)(nil),        // 24: adit.hub.v1.ReportResponse
+	nil,                           // 25: adit.hub.v1.DiscoveredService.LabelsEntry
+	nil,                           // 26: adit.hub.v1.TrafficReport.ErrorsEntry
+	(v1.Kind)(0),                  // 27: adit.wire.v1.Kind
+	(*Origin)(nil),                // 28: adit.hub.v1.Origin
+	(Access_Mode)(0),              // 29: adit.hub.v1.Access.Mode
+	(CarrierPolicy)(0),            // 30: adit.hub.v1.CarrierPolicy
+	(*Rule)(nil),                  // 31: adit.hub.v1.Rule
+	(*Resource)(nil),              // 32: adit.hub.v1.Resource
+	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
+	(*v1.EdgeAddress)(nil),        // 34: adit.wire.v1.EdgeAddress
 }
 var file_hub_v1_machine_proto_depIdxs = []int32{
 	1,  // 0: adit.hub.v1.DeclareRequest.tunnels:type_name -> adit.hub.v1.DeclaredTunnel
-	11, // 1: adit.hub.v1.DeclaredTunnel.kind:type_name -> adit.wire.v1.Kind
-	12, // 2: adit.hub.v1.DeclaredTunnel.origin:type_name -> adit.hub.v1.Origin
-	13, // 3: adit.hub.v1.DeclaredTunnel.access:type_name -> adit.hub.v1.Access.Mode
-	14, // 4: adit.hub.v1.DeclaredTunnel.carrier_policy:type_name -> adit.hub.v1.CarrierPolicy
-	12, // 5: adit.hub.v1.DeclaredTunnel.origins:type_name -> adit.hub.v1.Origin
-	15, // 6: adit.hub.v1.DeclaredTunnel.rules:type_name -> adit.hub.v1.Rule
+	27, // 1: adit.hub.v1.DeclaredTunnel.kind:type_name -> adit.wire.v1.Kind
+	28, // 2: adit.hub.v1.DeclaredTunnel.origin:type_name -> adit.hub.v1.Origin
+	29, // 3: adit.hub.v1.DeclaredTunnel.access:type_name -> adit.hub.v1.Access.Mode
+	30, // 4: adit.hub.v1.DeclaredTunnel.carrier_policy:type_name -> adit.hub.v1.CarrierPolicy
+	28, // 5: adit.hub.v1.DeclaredTunnel.origins:type_name -> adit.hub.v1.Origin
+	31, // 6: adit.hub.v1.DeclaredTunnel.rules:type_name -> adit.hub.v1.Rule
 	3,  // 7: adit.hub.v1.DeclareResponse.verdicts:type_name -> adit.hub.v1.Verdict
-	16, // 8: adit.hub.v1.WatchResponse.puts:type_name -> adit.hub.v1.Resource
-	17, // 9: adit.hub.v1.ReportRequest.sent_at:type_name -> google.protobuf.Timestamp
-	7,  // 10: adit.hub.v1.ReportRequest.sessions:type_name -> adit.hub.v1.SessionReport
-	8,  // 11: adit.hub.v1.ReportRequest.ports:type_name -> adit.hub.v1.PortReport
-	9,  // 12: adit.hub.v1.ReportRequest.tunnels:type_name -> adit.hub.v1.TunnelReport
-	18, // 13: adit.hub.v1.ReportRequest.edge:type_name -> adit.wire.v1.EdgeAddress
-	17, // 14: adit.hub.v1.SessionReport.since:type_name -> google.protobuf.Timestamp
-	11, // 15: adit.hub.v1.PortReport.kind:type_name -> adit.wire.v1.Kind
-	0,  // 16: adit.hub.v1.MachineService.Declare:input_type -> adit.hub.v1.DeclareRequest
-	4,  // 17: adit.hub.v1.MachineService.Watch:input_type -> adit.hub.v1.WatchRequest
-	6,  // 18: adit.hub.v1.MachineService.Report:input_type -> adit.hub.v1.ReportRequest
-	2,  // 19: adit.hub.v1.MachineService.Declare:output_type -> adit.hub.v1.DeclareResponse
-	5,  // 20: adit.hub.v1.MachineService.Watch:output_type -> adit.hub.v1.WatchResponse
-	10, // 21: adit.hub.v1.MachineService.Report:output_type -> adit.hub.v1.ReportResponse
-	19, // [19:22] is the sub-list for method output_type
-	16, // [16:19] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	32, // 8: adit.hub.v1.WatchResponse.puts:type_name -> adit.hub.v1.Resource
+	7,  // 9: adit.hub.v1.WatchResponse.asks:type_name -> adit.hub.v1.Ask
+	33, // 10: adit.hub.v1.ReportRequest.sent_at:type_name -> google.protobuf.Timestamp
+	21, // 11: adit.hub.v1.ReportRequest.sessions:type_name -> adit.hub.v1.SessionReport
+	22, // 12: adit.hub.v1.ReportRequest.ports:type_name -> adit.hub.v1.PortReport
+	23, // 13: adit.hub.v1.ReportRequest.tunnels:type_name -> adit.hub.v1.TunnelReport
+	34, // 14: adit.hub.v1.ReportRequest.edge:type_name -> adit.wire.v1.EdgeAddress
+	10, // 15: adit.hub.v1.ReportRequest.answers:type_name -> adit.hub.v1.Answer
+	17, // 16: adit.hub.v1.ReportRequest.discovery:type_name -> adit.hub.v1.DiscoveryReport
+	20, // 17: adit.hub.v1.ReportRequest.traffic:type_name -> adit.hub.v1.TrafficReport
+	33, // 18: adit.hub.v1.Ask.deadline:type_name -> google.protobuf.Timestamp
+	14, // 19: adit.hub.v1.Ask.preflight:type_name -> adit.hub.v1.PreflightAsk
+	9,  // 20: adit.hub.v1.Ask.logs:type_name -> adit.hub.v1.LogsAsk
+	8,  // 21: adit.hub.v1.Ask.drain:type_name -> adit.hub.v1.DrainAsk
+	15, // 22: adit.hub.v1.Answer.preflight:type_name -> adit.hub.v1.PreflightAnswer
+	12, // 23: adit.hub.v1.Answer.logs:type_name -> adit.hub.v1.LogsAnswer
+	11, // 24: adit.hub.v1.Answer.drain:type_name -> adit.hub.v1.DrainAnswer
+	13, // 25: adit.hub.v1.LogsAnswer.lines:type_name -> adit.hub.v1.LogLine
+	33, // 26: adit.hub.v1.LogLine.at:type_name -> google.protobuf.Timestamp
+	28, // 27: adit.hub.v1.PreflightAsk.origin:type_name -> adit.hub.v1.Origin
+	27, // 28: adit.hub.v1.PreflightAsk.kind:type_name -> adit.wire.v1.Kind
+	16, // 29: adit.hub.v1.PreflightAnswer.findings:type_name -> adit.hub.v1.Finding
+	19, // 30: adit.hub.v1.DiscoveryReport.puts:type_name -> adit.hub.v1.DiscoveredService
+	18, // 31: adit.hub.v1.DiscoveryReport.providers:type_name -> adit.hub.v1.ProviderState
+	27, // 32: adit.hub.v1.DiscoveredService.kind:type_name -> adit.wire.v1.Kind
+	25, // 33: adit.hub.v1.DiscoveredService.labels:type_name -> adit.hub.v1.DiscoveredService.LabelsEntry
+	26, // 34: adit.hub.v1.TrafficReport.errors:type_name -> adit.hub.v1.TrafficReport.ErrorsEntry
+	33, // 35: adit.hub.v1.SessionReport.since:type_name -> google.protobuf.Timestamp
+	27, // 36: adit.hub.v1.PortReport.kind:type_name -> adit.wire.v1.Kind
+	0,  // 37: adit.hub.v1.MachineService.Declare:input_type -> adit.hub.v1.DeclareRequest
+	4,  // 38: adit.hub.v1.MachineService.Watch:input_type -> adit.hub.v1.WatchRequest
+	6,  // 39: adit.hub.v1.MachineService.Report:input_type -> adit.hub.v1.ReportRequest
+	2,  // 40: adit.hub.v1.MachineService.Declare:output_type -> adit.hub.v1.DeclareResponse
+	5,  // 41: adit.hub.v1.MachineService.Watch:output_type -> adit.hub.v1.WatchResponse
+	24, // 42: adit.hub.v1.MachineService.Report:output_type -> adit.hub.v1.ReportResponse
+	40, // [40:43] is the sub-list for method output_type
+	37, // [37:40] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_machine_proto_init() }
@@ -1033,13 +2367,23 @@ func file_hub_v1_machine_proto_init() {
 		return
 	}
 	file_hub_v1_resource_proto_init()
+	file_hub_v1_machine_proto_msgTypes[7].OneofWrappers = []any{
+		(*Ask_Preflight)(nil),
+		(*Ask_Logs)(nil),
+		(*Ask_Drain)(nil),
+	}
+	file_hub_v1_machine_proto_msgTypes[10].OneofWrappers = []any{
+		(*Answer_Preflight)(nil),
+		(*Answer_Logs)(nil),
+		(*Answer_Drain)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hub_v1_machine_proto_rawDesc), len(file_hub_v1_machine_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -126,7 +126,7 @@ func (x Access_Mode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Access_Mode.Descriptor instead.
 func (Access_Mode) EnumDescriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{12, 0}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{14, 0}
 }
 
 // Resource is one item of the change feed. (kind of item, id) is its key.
@@ -303,9 +303,29 @@ type Tunnel struct {
 	Source    string                 `protobuf:"bytes,14,opt,name=source,proto3" json:"source,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// Set while no live replica declares it.
-	OrphanedAt    *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=orphaned_at,json=orphanedAt,proto3" json:"orphaned_at,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	OrphanedAt *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=orphaned_at,json=orphanedAt,proto3" json:"orphaned_at,omitempty"`
+	// Kind http only: ports where the host is served in clear text too, beside TLS on 443. Tunnels of
+	// other hosts may have the same ones. 80 is the plain HTTP listener of the edges, whatever port it
+	// is bound to; without this it redirects to https.
+	HttpPorts []uint32 `protobuf:"varint,17,rep,packed,name=http_ports,json=httpPorts,proto3" json:"http_ports,omitempty"`
+	// Managed tunnels: the label below the base domain; empty for a hostname of its own.
+	Label string `protobuf:"bytes,18,opt,name=label,proto3" json:"label,omitempty"`
+	// Managed tunnels: counts up with every change, so that two writers do not overwrite each other.
+	Version uint64 `protobuf:"varint,19,opt,name=version,proto3" json:"version,omitempty"`
+	// Id of the user whose call, key or invite made it; empty for the server's own host.
+	Owner string `protobuf:"bytes,20,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Switched off: the edge answers as if it were not there, the name stays taken.
+	Disabled bool `protobuf:"varint,21,opt,name=disabled,proto3" json:"disabled,omitempty"`
+	// Kind http: seconds from the last byte of the request to the first of the response, 1 to
+	// 1200; 0 = the edge's default. Streams that have begun are not bounded.
+	ResponseTimeoutSeconds uint32 `protobuf:"varint,22,opt,name=response_timeout_seconds,json=responseTimeoutSeconds,proto3" json:"response_timeout_seconds,omitempty"`
+	// Kind http: refuse upgrades to WebSocket.
+	WebsocketOff bool `protobuf:"varint,23,opt,name=websocket_off,json=websocketOff,proto3" json:"websocket_off,omitempty"`
+	// Kind http: sent to the origin instead of the visitor's Authorization.
+	UpstreamBasicAuth *BasicCredential `protobuf:"bytes,24,opt,name=upstream_basic_auth,json=upstreamBasicAuth,proto3" json:"upstream_basic_auth,omitempty"`
+	HealthCheck       *HealthCheck     `protobuf:"bytes,25,opt,name=health_check,json=healthCheck,proto3" json:"health_check,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Tunnel) Reset() {
@@ -450,6 +470,188 @@ func (x *Tunnel) GetOrphanedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Tunnel) GetHttpPorts() []uint32 {
+	if x != nil {
+		return x.HttpPorts
+	}
+	return nil
+}
+
+func (x *Tunnel) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
+func (x *Tunnel) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Tunnel) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Tunnel) GetDisabled() bool {
+	if x != nil {
+		return x.Disabled
+	}
+	return false
+}
+
+func (x *Tunnel) GetResponseTimeoutSeconds() uint32 {
+	if x != nil {
+		return x.ResponseTimeoutSeconds
+	}
+	return 0
+}
+
+func (x *Tunnel) GetWebsocketOff() bool {
+	if x != nil {
+		return x.WebsocketOff
+	}
+	return false
+}
+
+func (x *Tunnel) GetUpstreamBasicAuth() *BasicCredential {
+	if x != nil {
+		return x.UpstreamBasicAuth
+	}
+	return nil
+}
+
+func (x *Tunnel) GetHealthCheck() *HealthCheck {
+	if x != nil {
+		return x.HealthCheck
+	}
+	return nil
+}
+
+// BasicCredential is a user and a password. Hub and edge seal it at rest; lists and agents never
+// see the password.
+type BasicCredential struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	Password      string                 `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BasicCredential) Reset() {
+	*x = BasicCredential{}
+	mi := &file_hub_v1_resource_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BasicCredential) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BasicCredential) ProtoMessage() {}
+
+func (x *BasicCredential) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_resource_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BasicCredential.ProtoReflect.Descriptor instead.
+func (*BasicCredential) Descriptor() ([]byte, []int) {
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *BasicCredential) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *BasicCredential) GetPassword() string {
+	if x != nil {
+		return x.Password
+	}
+	return ""
+}
+
+// HealthCheck is done by the agent. An origin that fails it is reported, and gets no traffic while
+// another origin of the rule passes.
+type HealthCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind http: a path to GET, answered with 2xx or 3xx; empty = a connection is enough.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Seconds between checks, 5 to 3600; 0 = 30.
+	IntervalSeconds uint32 `protobuf:"varint,2,opt,name=interval_seconds,json=intervalSeconds,proto3" json:"interval_seconds,omitempty"`
+	// Seconds until a check has failed, 1 to 60; 0 = 5.
+	TimeoutSeconds uint32 `protobuf:"varint,3,opt,name=timeout_seconds,json=timeoutSeconds,proto3" json:"timeout_seconds,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *HealthCheck) Reset() {
+	*x = HealthCheck{}
+	mi := &file_hub_v1_resource_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HealthCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HealthCheck) ProtoMessage() {}
+
+func (x *HealthCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_resource_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HealthCheck.ProtoReflect.Descriptor instead.
+func (*HealthCheck) Descriptor() ([]byte, []int) {
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *HealthCheck) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *HealthCheck) GetIntervalSeconds() uint32 {
+	if x != nil {
+		return x.IntervalSeconds
+	}
+	return 0
+}
+
+func (x *HealthCheck) GetTimeoutSeconds() uint32 {
+	if x != nil {
+		return x.TimeoutSeconds
+	}
+	return 0
+}
+
 type Rule struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Match         *Match                 `protobuf:"bytes,1,opt,name=match,proto3" json:"match,omitempty"`
@@ -461,7 +663,7 @@ type Rule struct {
 
 func (x *Rule) Reset() {
 	*x = Rule{}
-	mi := &file_hub_v1_resource_proto_msgTypes[2]
+	mi := &file_hub_v1_resource_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -473,7 +675,7 @@ func (x *Rule) String() string {
 func (*Rule) ProtoMessage() {}
 
 func (x *Rule) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[2]
+	mi := &file_hub_v1_resource_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -486,7 +688,7 @@ func (x *Rule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rule.ProtoReflect.Descriptor instead.
 func (*Rule) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{2}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Rule) GetMatch() *Match {
@@ -525,7 +727,7 @@ type Match struct {
 
 func (x *Match) Reset() {
 	*x = Match{}
-	mi := &file_hub_v1_resource_proto_msgTypes[3]
+	mi := &file_hub_v1_resource_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +739,7 @@ func (x *Match) String() string {
 func (*Match) ProtoMessage() {}
 
 func (x *Match) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[3]
+	mi := &file_hub_v1_resource_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +752,7 @@ func (x *Match) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Match.ProtoReflect.Descriptor instead.
 func (*Match) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{3}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Match) GetPathExact() string {
@@ -598,7 +800,7 @@ type ValueMatch struct {
 
 func (x *ValueMatch) Reset() {
 	*x = ValueMatch{}
-	mi := &file_hub_v1_resource_proto_msgTypes[4]
+	mi := &file_hub_v1_resource_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -610,7 +812,7 @@ func (x *ValueMatch) String() string {
 func (*ValueMatch) ProtoMessage() {}
 
 func (x *ValueMatch) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[4]
+	mi := &file_hub_v1_resource_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -623,7 +825,7 @@ func (x *ValueMatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ValueMatch.ProtoReflect.Descriptor instead.
 func (*ValueMatch) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{4}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ValueMatch) GetName() string {
@@ -656,7 +858,7 @@ type Filter struct {
 
 func (x *Filter) Reset() {
 	*x = Filter{}
-	mi := &file_hub_v1_resource_proto_msgTypes[5]
+	mi := &file_hub_v1_resource_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -668,7 +870,7 @@ func (x *Filter) String() string {
 func (*Filter) ProtoMessage() {}
 
 func (x *Filter) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[5]
+	mi := &file_hub_v1_resource_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -681,7 +883,7 @@ func (x *Filter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Filter.ProtoReflect.Descriptor instead.
 func (*Filter) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{5}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Filter) GetFilter() isFilter_Filter {
@@ -781,7 +983,7 @@ type HeaderFilter struct {
 
 func (x *HeaderFilter) Reset() {
 	*x = HeaderFilter{}
-	mi := &file_hub_v1_resource_proto_msgTypes[6]
+	mi := &file_hub_v1_resource_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +995,7 @@ func (x *HeaderFilter) String() string {
 func (*HeaderFilter) ProtoMessage() {}
 
 func (x *HeaderFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[6]
+	mi := &file_hub_v1_resource_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +1008,7 @@ func (x *HeaderFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeaderFilter.ProtoReflect.Descriptor instead.
 func (*HeaderFilter) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{6}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HeaderFilter) GetSet() []*ValueMatch {
@@ -846,7 +1048,7 @@ type Redirect struct {
 
 func (x *Redirect) Reset() {
 	*x = Redirect{}
-	mi := &file_hub_v1_resource_proto_msgTypes[7]
+	mi := &file_hub_v1_resource_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -858,7 +1060,7 @@ func (x *Redirect) String() string {
 func (*Redirect) ProtoMessage() {}
 
 func (x *Redirect) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[7]
+	mi := &file_hub_v1_resource_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -871,7 +1073,7 @@ func (x *Redirect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Redirect.ProtoReflect.Descriptor instead.
 func (*Redirect) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{7}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Redirect) GetScheme() string {
@@ -927,7 +1129,7 @@ type Rewrite struct {
 
 func (x *Rewrite) Reset() {
 	*x = Rewrite{}
-	mi := &file_hub_v1_resource_proto_msgTypes[8]
+	mi := &file_hub_v1_resource_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -939,7 +1141,7 @@ func (x *Rewrite) String() string {
 func (*Rewrite) ProtoMessage() {}
 
 func (x *Rewrite) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[8]
+	mi := &file_hub_v1_resource_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -952,7 +1154,7 @@ func (x *Rewrite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rewrite.ProtoReflect.Descriptor instead.
 func (*Rewrite) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{8}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Rewrite) GetHostname() string {
@@ -986,7 +1188,7 @@ type Mirror struct {
 
 func (x *Mirror) Reset() {
 	*x = Mirror{}
-	mi := &file_hub_v1_resource_proto_msgTypes[9]
+	mi := &file_hub_v1_resource_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -998,7 +1200,7 @@ func (x *Mirror) String() string {
 func (*Mirror) ProtoMessage() {}
 
 func (x *Mirror) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[9]
+	mi := &file_hub_v1_resource_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1011,7 +1213,7 @@ func (x *Mirror) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mirror.ProtoReflect.Descriptor instead.
 func (*Mirror) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{9}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Mirror) GetOrigin() uint32 {
@@ -1033,7 +1235,7 @@ type WeightedOrigin struct {
 
 func (x *WeightedOrigin) Reset() {
 	*x = WeightedOrigin{}
-	mi := &file_hub_v1_resource_proto_msgTypes[10]
+	mi := &file_hub_v1_resource_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1045,7 +1247,7 @@ func (x *WeightedOrigin) String() string {
 func (*WeightedOrigin) ProtoMessage() {}
 
 func (x *WeightedOrigin) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[10]
+	mi := &file_hub_v1_resource_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1058,7 +1260,7 @@ func (x *WeightedOrigin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WeightedOrigin.ProtoReflect.Descriptor instead.
 func (*WeightedOrigin) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{10}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WeightedOrigin) GetOrigin() uint32 {
@@ -1088,13 +1290,16 @@ type Origin struct {
 	// http: "" = the visitor's Host; "origin" = host of url; else the value itself.
 	HostHeader         string `protobuf:"bytes,5,opt,name=host_header,json=hostHeader,proto3" json:"host_header,omitempty"`
 	InsecureSkipVerify bool   `protobuf:"varint,6,opt,name=insecure_skip_verify,json=insecureSkipVerify,proto3" json:"insecure_skip_verify,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// PEM certificates that https and tls origins are verified with, instead of the agent's own
+	// trust store.
+	CaPem         []byte `protobuf:"bytes,7,opt,name=ca_pem,json=caPem,proto3" json:"ca_pem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Origin) Reset() {
 	*x = Origin{}
-	mi := &file_hub_v1_resource_proto_msgTypes[11]
+	mi := &file_hub_v1_resource_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1106,7 +1311,7 @@ func (x *Origin) String() string {
 func (*Origin) ProtoMessage() {}
 
 func (x *Origin) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[11]
+	mi := &file_hub_v1_resource_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1119,7 +1324,7 @@ func (x *Origin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Origin.ProtoReflect.Descriptor instead.
 func (*Origin) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{11}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Origin) GetUrl() string {
@@ -1164,16 +1369,28 @@ func (x *Origin) GetInsecureSkipVerify() bool {
 	return false
 }
 
+func (x *Origin) GetCaPem() []byte {
+	if x != nil {
+		return x.CaPem
+	}
+	return nil
+}
+
 type Access struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Mode          Access_Mode            `protobuf:"varint,1,opt,name=mode,proto3,enum=adit.hub.v1.Access_Mode" json:"mode,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mode  Access_Mode            `protobuf:"varint,1,opt,name=mode,proto3,enum=adit.hub.v1.Access_Mode" json:"mode,omitempty"`
+	// How rules combine: "any" (default) or "all".
+	Require string `protobuf:"bytes,2,opt,name=require,proto3" json:"require,omitempty"`
+	// Names of policies; their admissions are united, their address rules intersected.
+	Policies      []string      `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`
+	Rules         []*AccessRule `protobuf:"bytes,4,rep,name=rules,proto3" json:"rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Access) Reset() {
 	*x = Access{}
-	mi := &file_hub_v1_resource_proto_msgTypes[12]
+	mi := &file_hub_v1_resource_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1402,7 @@ func (x *Access) String() string {
 func (*Access) ProtoMessage() {}
 
 func (x *Access) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[12]
+	mi := &file_hub_v1_resource_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1415,7 @@ func (x *Access) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Access.ProtoReflect.Descriptor instead.
 func (*Access) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{12}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Access) GetMode() Access_Mode {
@@ -1206,6 +1423,153 @@ func (x *Access) GetMode() Access_Mode {
 		return x.Mode
 	}
 	return Access_MODE_UNSPECIFIED
+}
+
+func (x *Access) GetRequire() string {
+	if x != nil {
+		return x.Require
+	}
+	return ""
+}
+
+func (x *Access) GetPolicies() []string {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *Access) GetRules() []*AccessRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+// AccessRule is one line of what a tunnel demands of visitors. One of the fields but id, paths and
+// the times.
+type AccessRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Made by the hub when empty.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// An e-mail address that the provider asserts as verified.
+	Email string `protobuf:"bytes,2,opt,name=email,proto3" json:"email,omitempty"`
+	// What follows the @, whole.
+	Domain string `protobuf:"bytes,3,opt,name=domain,proto3" json:"domain,omitempty"`
+	// A group of the provider.
+	Group string `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	// With email, domain or group: the provider that must assert it; empty = any (not for group).
+	Provider string `protobuf:"bytes,5,opt,name=provider,proto3" json:"provider,omitempty"`
+	// Networks, CIDR, that alone may come in.
+	From []string `protobuf:"bytes,6,rep,name=from,proto3" json:"from,omitempty"`
+	// Nobody needs anything.
+	Public bool `protobuf:"varint,7,opt,name=public,proto3" json:"public,omitempty"`
+	// Whole-segment prefixes of the canonical path that this rule is about; empty = all.
+	Paths         []string               `protobuf:"bytes,8,rep,name=paths,proto3" json:"paths,omitempty"`
+	NotBefore     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=not_before,json=notBefore,proto3" json:"not_before,omitempty"`
+	NotAfter      *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AccessRule) Reset() {
+	*x = AccessRule{}
+	mi := &file_hub_v1_resource_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AccessRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AccessRule) ProtoMessage() {}
+
+func (x *AccessRule) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_resource_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AccessRule.ProtoReflect.Descriptor instead.
+func (*AccessRule) Descriptor() ([]byte, []int) {
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *AccessRule) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AccessRule) GetEmail() string {
+	if x != nil {
+		return x.Email
+	}
+	return ""
+}
+
+func (x *AccessRule) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *AccessRule) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *AccessRule) GetProvider() string {
+	if x != nil {
+		return x.Provider
+	}
+	return ""
+}
+
+func (x *AccessRule) GetFrom() []string {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *AccessRule) GetPublic() bool {
+	if x != nil {
+		return x.Public
+	}
+	return false
+}
+
+func (x *AccessRule) GetPaths() []string {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+func (x *AccessRule) GetNotBefore() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotBefore
+	}
+	return nil
+}
+
+func (x *AccessRule) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
 }
 
 // Credential is what edges need to know of a token.
@@ -1226,14 +1590,21 @@ type Credential struct {
 	From  []string `protobuf:"bytes,10,rep,name=from,proto3" json:"from,omitempty"`
 	Grant *Grant   `protobuf:"bytes,11,opt,name=grant,proto3" json:"grant,omitempty"`
 	// "invite", "agent" or "edge"; edges only hear of the first two.
-	Kind          string `protobuf:"bytes,12,opt,name=kind,proto3" json:"kind,omitempty"`
+	Kind string `protobuf:"bytes,12,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Switched off: sessions end, new ones are refused, until it is switched on again.
+	Disabled bool `protobuf:"varint,13,opt,name=disabled,proto3" json:"disabled,omitempty"`
+	// Kind agent: the replica that holds the enrolment, empty while none does. Edges admit another
+	// one only when the holder is gone.
+	HolderReplica string `protobuf:"bytes,14,opt,name=holder_replica,json=holderReplica,proto3" json:"holder_replica,omitempty"`
+	// Rotation: the id of the agent or invite that this token is one of; empty = token_id itself.
+	MemberOf      string `protobuf:"bytes,15,opt,name=member_of,json=memberOf,proto3" json:"member_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Credential) Reset() {
 	*x = Credential{}
-	mi := &file_hub_v1_resource_proto_msgTypes[13]
+	mi := &file_hub_v1_resource_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1616,7 @@ func (x *Credential) String() string {
 func (*Credential) ProtoMessage() {}
 
 func (x *Credential) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[13]
+	mi := &file_hub_v1_resource_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1629,7 @@ func (x *Credential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Credential.ProtoReflect.Descriptor instead.
 func (*Credential) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{13}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Credential) GetTokenId() string {
@@ -1345,6 +1716,27 @@ func (x *Credential) GetKind() string {
 	return ""
 }
 
+func (x *Credential) GetDisabled() bool {
+	if x != nil {
+		return x.Disabled
+	}
+	return false
+}
+
+func (x *Credential) GetHolderReplica() string {
+	if x != nil {
+		return x.HolderReplica
+	}
+	return ""
+}
+
+func (x *Credential) GetMemberOf() string {
+	if x != nil {
+		return x.MemberOf
+	}
+	return ""
+}
+
 // Grant is what a token may claim.
 type Grant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1357,7 +1749,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_hub_v1_resource_proto_msgTypes[14]
+	mi := &file_hub_v1_resource_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1761,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[14]
+	mi := &file_hub_v1_resource_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1774,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{14}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Grant) GetHostnames() []string {
@@ -1416,7 +1808,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_hub_v1_resource_proto_msgTypes[15]
+	mi := &file_hub_v1_resource_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1820,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[15]
+	mi := &file_hub_v1_resource_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1833,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{15}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PortRange) GetFirst() uint32 {
@@ -1468,7 +1860,7 @@ type Edge struct {
 
 func (x *Edge) Reset() {
 	*x = Edge{}
-	mi := &file_hub_v1_resource_proto_msgTypes[16]
+	mi := &file_hub_v1_resource_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1872,7 @@ func (x *Edge) String() string {
 func (*Edge) ProtoMessage() {}
 
 func (x *Edge) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[16]
+	mi := &file_hub_v1_resource_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1885,7 @@ func (x *Edge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Edge.ProtoReflect.Descriptor instead.
 func (*Edge) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{16}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Edge) GetAddress() *v1.EdgeAddress {
@@ -1526,7 +1918,7 @@ type Certificate struct {
 
 func (x *Certificate) Reset() {
 	*x = Certificate{}
-	mi := &file_hub_v1_resource_proto_msgTypes[17]
+	mi := &file_hub_v1_resource_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1930,7 @@ func (x *Certificate) String() string {
 func (*Certificate) ProtoMessage() {}
 
 func (x *Certificate) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[17]
+	mi := &file_hub_v1_resource_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1943,7 @@ func (x *Certificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Certificate.ProtoReflect.Descriptor instead.
 func (*Certificate) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{17}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Certificate) GetName() string {
@@ -1602,7 +1994,7 @@ type Challenge struct {
 
 func (x *Challenge) Reset() {
 	*x = Challenge{}
-	mi := &file_hub_v1_resource_proto_msgTypes[18]
+	mi := &file_hub_v1_resource_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +2006,7 @@ func (x *Challenge) String() string {
 func (*Challenge) ProtoMessage() {}
 
 func (x *Challenge) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[18]
+	mi := &file_hub_v1_resource_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +2019,7 @@ func (x *Challenge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Challenge.ProtoReflect.Descriptor instead.
 func (*Challenge) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{18}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Challenge) GetName() string {
@@ -1671,7 +2063,7 @@ type Settings struct {
 
 func (x *Settings) Reset() {
 	*x = Settings{}
-	mi := &file_hub_v1_resource_proto_msgTypes[19]
+	mi := &file_hub_v1_resource_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +2075,7 @@ func (x *Settings) String() string {
 func (*Settings) ProtoMessage() {}
 
 func (x *Settings) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[19]
+	mi := &file_hub_v1_resource_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +2088,7 @@ func (x *Settings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settings.ProtoReflect.Descriptor instead.
 func (*Settings) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{19}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Settings) GetDomain() string {
@@ -1741,7 +2133,7 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\vcertificate\x18\x04 \x01(\v2\x18.adit.hub.v1.CertificateH\x00R\vcertificate\x123\n" +
 	"\bsettings\x18\x05 \x01(\v2\x15.adit.hub.v1.SettingsH\x00R\bsettings\x126\n" +
 	"\tchallenge\x18\x06 \x01(\v2\x16.adit.hub.v1.ChallengeH\x00R\tchallengeB\x06\n" +
-	"\x04item\"\xc8\x04\n" +
+	"\x04item\"\xb3\a\n" +
 	"\x06Tunnel\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12&\n" +
@@ -1761,7 +2153,24 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12;\n" +
 	"\vorphaned_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"orphanedAt\"\x96\x01\n" +
+	"orphanedAt\x12\x1d\n" +
+	"\n" +
+	"http_ports\x18\x11 \x03(\rR\thttpPorts\x12\x14\n" +
+	"\x05label\x18\x12 \x01(\tR\x05label\x12\x18\n" +
+	"\aversion\x18\x13 \x01(\x04R\aversion\x12\x14\n" +
+	"\x05owner\x18\x14 \x01(\tR\x05owner\x12\x1a\n" +
+	"\bdisabled\x18\x15 \x01(\bR\bdisabled\x128\n" +
+	"\x18response_timeout_seconds\x18\x16 \x01(\rR\x16responseTimeoutSeconds\x12#\n" +
+	"\rwebsocket_off\x18\x17 \x01(\bR\fwebsocketOff\x12L\n" +
+	"\x13upstream_basic_auth\x18\x18 \x01(\v2\x1c.adit.hub.v1.BasicCredentialR\x11upstreamBasicAuth\x12;\n" +
+	"\fhealth_check\x18\x19 \x01(\v2\x18.adit.hub.v1.HealthCheckR\vhealthCheck\"A\n" +
+	"\x0fBasicCredential\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x12\x1a\n" +
+	"\bpassword\x18\x02 \x01(\tR\bpassword\"u\n" +
+	"\vHealthCheck\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12)\n" +
+	"\x10interval_seconds\x18\x02 \x01(\rR\x0fintervalSeconds\x12'\n" +
+	"\x0ftimeout_seconds\x18\x03 \x01(\rR\x0etimeoutSeconds\"\x96\x01\n" +
 	"\x04Rule\x12(\n" +
 	"\x05match\x18\x01 \x01(\v2\x12.adit.hub.v1.MatchR\x05match\x12-\n" +
 	"\afilters\x18\x02 \x03(\v2\x13.adit.hub.v1.FilterR\afilters\x125\n" +
@@ -1806,7 +2215,7 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\x06origin\x18\x01 \x01(\rR\x06origin\"@\n" +
 	"\x0eWeightedOrigin\x12\x16\n" +
 	"\x06origin\x18\x01 \x01(\rR\x06origin\x12\x16\n" +
-	"\x06weight\x18\x02 \x01(\rR\x06weight\"\xe7\x01\n" +
+	"\x06weight\x18\x02 \x01(\rR\x06weight\"\xfe\x01\n" +
 	"\x06Origin\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12%\n" +
 	"\x0eproxy_protocol\x18\x02 \x01(\tR\rproxyProtocol\x12\x1f\n" +
@@ -1815,13 +2224,31 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\x14idle_timeout_seconds\x18\x04 \x01(\rR\x12idleTimeoutSeconds\x12\x1f\n" +
 	"\vhost_header\x18\x05 \x01(\tR\n" +
 	"hostHeader\x120\n" +
-	"\x14insecure_skip_verify\x18\x06 \x01(\bR\x12insecureSkipVerify\"y\n" +
+	"\x14insecure_skip_verify\x18\x06 \x01(\bR\x12insecureSkipVerify\x12\x15\n" +
+	"\x06ca_pem\x18\a \x01(\fR\x05caPem\"\xde\x01\n" +
 	"\x06Access\x12,\n" +
-	"\x04mode\x18\x01 \x01(\x0e2\x18.adit.hub.v1.Access.ModeR\x04mode\"A\n" +
+	"\x04mode\x18\x01 \x01(\x0e2\x18.adit.hub.v1.Access.ModeR\x04mode\x12\x18\n" +
+	"\arequire\x18\x02 \x01(\tR\arequire\x12\x1a\n" +
+	"\bpolicies\x18\x03 \x03(\tR\bpolicies\x12-\n" +
+	"\x05rules\x18\x04 \x03(\v2\x17.adit.hub.v1.AccessRuleR\x05rules\"A\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eMODE_PROTECTED\x10\x01\x12\x0f\n" +
-	"\vMODE_PUBLIC\x10\x02\"\x96\x03\n" +
+	"\vMODE_PUBLIC\x10\x02\"\xb2\x02\n" +
+	"\n" +
+	"AccessRule\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05email\x18\x02 \x01(\tR\x05email\x12\x16\n" +
+	"\x06domain\x18\x03 \x01(\tR\x06domain\x12\x14\n" +
+	"\x05group\x18\x04 \x01(\tR\x05group\x12\x1a\n" +
+	"\bprovider\x18\x05 \x01(\tR\bprovider\x12\x12\n" +
+	"\x04from\x18\x06 \x03(\tR\x04from\x12\x16\n" +
+	"\x06public\x18\a \x01(\bR\x06public\x12\x14\n" +
+	"\x05paths\x18\b \x03(\tR\x05paths\x129\n" +
+	"\n" +
+	"not_before\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tnotBefore\x127\n" +
+	"\tnot_after\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xf6\x03\n" +
 	"\n" +
 	"Credential\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x16\n" +
@@ -1837,7 +2264,10 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\x04from\x18\n" +
 	" \x03(\tR\x04from\x12(\n" +
 	"\x05grant\x18\v \x01(\v2\x12.adit.hub.v1.GrantR\x05grant\x12\x12\n" +
-	"\x04kind\x18\f \x01(\tR\x04kind\"\x8f\x01\n" +
+	"\x04kind\x18\f \x01(\tR\x04kind\x12\x1a\n" +
+	"\bdisabled\x18\r \x01(\bR\bdisabled\x12%\n" +
+	"\x0eholder_replica\x18\x0e \x01(\tR\rholderReplica\x12\x1b\n" +
+	"\tmember_of\x18\x0f \x01(\tR\bmemberOf\"\x8f\x01\n" +
 	"\x05Grant\x12\x1c\n" +
 	"\thostnames\x18\x01 \x03(\tR\thostnames\x123\n" +
 	"\ttcp_ports\x18\x02 \x03(\v2\x16.adit.hub.v1.PortRangeR\btcpPorts\x123\n" +
@@ -1884,74 +2314,82 @@ func file_hub_v1_resource_proto_rawDescGZIP() []byte {
 }
 
 var file_hub_v1_resource_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_hub_v1_resource_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_hub_v1_resource_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_hub_v1_resource_proto_goTypes = []any{
 	(CarrierPolicy)(0),            // 0: adit.hub.v1.CarrierPolicy
 	(Access_Mode)(0),              // 1: adit.hub.v1.Access.Mode
 	(*Resource)(nil),              // 2: adit.hub.v1.Resource
 	(*Tunnel)(nil),                // 3: adit.hub.v1.Tunnel
-	(*Rule)(nil),                  // 4: adit.hub.v1.Rule
-	(*Match)(nil),                 // 5: adit.hub.v1.Match
-	(*ValueMatch)(nil),            // 6: adit.hub.v1.ValueMatch
-	(*Filter)(nil),                // 7: adit.hub.v1.Filter
-	(*HeaderFilter)(nil),          // 8: adit.hub.v1.HeaderFilter
-	(*Redirect)(nil),              // 9: adit.hub.v1.Redirect
-	(*Rewrite)(nil),               // 10: adit.hub.v1.Rewrite
-	(*Mirror)(nil),                // 11: adit.hub.v1.Mirror
-	(*WeightedOrigin)(nil),        // 12: adit.hub.v1.WeightedOrigin
-	(*Origin)(nil),                // 13: adit.hub.v1.Origin
-	(*Access)(nil),                // 14: adit.hub.v1.Access
-	(*Credential)(nil),            // 15: adit.hub.v1.Credential
-	(*Grant)(nil),                 // 16: adit.hub.v1.Grant
-	(*PortRange)(nil),             // 17: adit.hub.v1.PortRange
-	(*Edge)(nil),                  // 18: adit.hub.v1.Edge
-	(*Certificate)(nil),           // 19: adit.hub.v1.Certificate
-	(*Challenge)(nil),             // 20: adit.hub.v1.Challenge
-	(*Settings)(nil),              // 21: adit.hub.v1.Settings
-	(v1.Kind)(0),                  // 22: adit.wire.v1.Kind
-	(*timestamppb.Timestamp)(nil), // 23: google.protobuf.Timestamp
-	(*v1.EdgeAddress)(nil),        // 24: adit.wire.v1.EdgeAddress
+	(*BasicCredential)(nil),       // 4: adit.hub.v1.BasicCredential
+	(*HealthCheck)(nil),           // 5: adit.hub.v1.HealthCheck
+	(*Rule)(nil),                  // 6: adit.hub.v1.Rule
+	(*Match)(nil),                 // 7: adit.hub.v1.Match
+	(*ValueMatch)(nil),            // 8: adit.hub.v1.ValueMatch
+	(*Filter)(nil),                // 9: adit.hub.v1.Filter
+	(*HeaderFilter)(nil),          // 10: adit.hub.v1.HeaderFilter
+	(*Redirect)(nil),              // 11: adit.hub.v1.Redirect
+	(*Rewrite)(nil),               // 12: adit.hub.v1.Rewrite
+	(*Mirror)(nil),                // 13: adit.hub.v1.Mirror
+	(*WeightedOrigin)(nil),        // 14: adit.hub.v1.WeightedOrigin
+	(*Origin)(nil),                // 15: adit.hub.v1.Origin
+	(*Access)(nil),                // 16: adit.hub.v1.Access
+	(*AccessRule)(nil),            // 17: adit.hub.v1.AccessRule
+	(*Credential)(nil),            // 18: adit.hub.v1.Credential
+	(*Grant)(nil),                 // 19: adit.hub.v1.Grant
+	(*PortRange)(nil),             // 20: adit.hub.v1.PortRange
+	(*Edge)(nil),                  // 21: adit.hub.v1.Edge
+	(*Certificate)(nil),           // 22: adit.hub.v1.Certificate
+	(*Challenge)(nil),             // 23: adit.hub.v1.Challenge
+	(*Settings)(nil),              // 24: adit.hub.v1.Settings
+	(v1.Kind)(0),                  // 25: adit.wire.v1.Kind
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*v1.EdgeAddress)(nil),        // 27: adit.wire.v1.EdgeAddress
 }
 var file_hub_v1_resource_proto_depIdxs = []int32{
 	3,  // 0: adit.hub.v1.Resource.tunnel:type_name -> adit.hub.v1.Tunnel
-	15, // 1: adit.hub.v1.Resource.credential:type_name -> adit.hub.v1.Credential
-	18, // 2: adit.hub.v1.Resource.edge:type_name -> adit.hub.v1.Edge
-	19, // 3: adit.hub.v1.Resource.certificate:type_name -> adit.hub.v1.Certificate
-	21, // 4: adit.hub.v1.Resource.settings:type_name -> adit.hub.v1.Settings
-	20, // 5: adit.hub.v1.Resource.challenge:type_name -> adit.hub.v1.Challenge
-	22, // 6: adit.hub.v1.Tunnel.kind:type_name -> adit.wire.v1.Kind
-	4,  // 7: adit.hub.v1.Tunnel.rules:type_name -> adit.hub.v1.Rule
-	13, // 8: adit.hub.v1.Tunnel.origins:type_name -> adit.hub.v1.Origin
-	14, // 9: adit.hub.v1.Tunnel.access:type_name -> adit.hub.v1.Access
+	18, // 1: adit.hub.v1.Resource.credential:type_name -> adit.hub.v1.Credential
+	21, // 2: adit.hub.v1.Resource.edge:type_name -> adit.hub.v1.Edge
+	22, // 3: adit.hub.v1.Resource.certificate:type_name -> adit.hub.v1.Certificate
+	24, // 4: adit.hub.v1.Resource.settings:type_name -> adit.hub.v1.Settings
+	23, // 5: adit.hub.v1.Resource.challenge:type_name -> adit.hub.v1.Challenge
+	25, // 6: adit.hub.v1.Tunnel.kind:type_name -> adit.wire.v1.Kind
+	6,  // 7: adit.hub.v1.Tunnel.rules:type_name -> adit.hub.v1.Rule
+	15, // 8: adit.hub.v1.Tunnel.origins:type_name -> adit.hub.v1.Origin
+	16, // 9: adit.hub.v1.Tunnel.access:type_name -> adit.hub.v1.Access
 	0,  // 10: adit.hub.v1.Tunnel.carrier_policy:type_name -> adit.hub.v1.CarrierPolicy
-	23, // 11: adit.hub.v1.Tunnel.created_at:type_name -> google.protobuf.Timestamp
-	23, // 12: adit.hub.v1.Tunnel.orphaned_at:type_name -> google.protobuf.Timestamp
-	5,  // 13: adit.hub.v1.Rule.match:type_name -> adit.hub.v1.Match
-	7,  // 14: adit.hub.v1.Rule.filters:type_name -> adit.hub.v1.Filter
-	12, // 15: adit.hub.v1.Rule.origins:type_name -> adit.hub.v1.WeightedOrigin
-	6,  // 16: adit.hub.v1.Match.headers:type_name -> adit.hub.v1.ValueMatch
-	6,  // 17: adit.hub.v1.Match.query:type_name -> adit.hub.v1.ValueMatch
-	8,  // 18: adit.hub.v1.Filter.request_headers:type_name -> adit.hub.v1.HeaderFilter
-	8,  // 19: adit.hub.v1.Filter.response_headers:type_name -> adit.hub.v1.HeaderFilter
-	9,  // 20: adit.hub.v1.Filter.redirect:type_name -> adit.hub.v1.Redirect
-	10, // 21: adit.hub.v1.Filter.rewrite:type_name -> adit.hub.v1.Rewrite
-	11, // 22: adit.hub.v1.Filter.mirror:type_name -> adit.hub.v1.Mirror
-	6,  // 23: adit.hub.v1.HeaderFilter.set:type_name -> adit.hub.v1.ValueMatch
-	6,  // 24: adit.hub.v1.HeaderFilter.add:type_name -> adit.hub.v1.ValueMatch
-	1,  // 25: adit.hub.v1.Access.mode:type_name -> adit.hub.v1.Access.Mode
-	23, // 26: adit.hub.v1.Credential.expires_at:type_name -> google.protobuf.Timestamp
-	16, // 27: adit.hub.v1.Credential.grant:type_name -> adit.hub.v1.Grant
-	17, // 28: adit.hub.v1.Grant.tcp_ports:type_name -> adit.hub.v1.PortRange
-	17, // 29: adit.hub.v1.Grant.udp_ports:type_name -> adit.hub.v1.PortRange
-	24, // 30: adit.hub.v1.Edge.address:type_name -> adit.wire.v1.EdgeAddress
-	23, // 31: adit.hub.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	17, // 32: adit.hub.v1.Settings.tcp_ports:type_name -> adit.hub.v1.PortRange
-	17, // 33: adit.hub.v1.Settings.udp_ports:type_name -> adit.hub.v1.PortRange
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	26, // 11: adit.hub.v1.Tunnel.created_at:type_name -> google.protobuf.Timestamp
+	26, // 12: adit.hub.v1.Tunnel.orphaned_at:type_name -> google.protobuf.Timestamp
+	4,  // 13: adit.hub.v1.Tunnel.upstream_basic_auth:type_name -> adit.hub.v1.BasicCredential
+	5,  // 14: adit.hub.v1.Tunnel.health_check:type_name -> adit.hub.v1.HealthCheck
+	7,  // 15: adit.hub.v1.Rule.match:type_name -> adit.hub.v1.Match
+	9,  // 16: adit.hub.v1.Rule.filters:type_name -> adit.hub.v1.Filter
+	14, // 17: adit.hub.v1.Rule.origins:type_name -> adit.hub.v1.WeightedOrigin
+	8,  // 18: adit.hub.v1.Match.headers:type_name -> adit.hub.v1.ValueMatch
+	8,  // 19: adit.hub.v1.Match.query:type_name -> adit.hub.v1.ValueMatch
+	10, // 20: adit.hub.v1.Filter.request_headers:type_name -> adit.hub.v1.HeaderFilter
+	10, // 21: adit.hub.v1.Filter.response_headers:type_name -> adit.hub.v1.HeaderFilter
+	11, // 22: adit.hub.v1.Filter.redirect:type_name -> adit.hub.v1.Redirect
+	12, // 23: adit.hub.v1.Filter.rewrite:type_name -> adit.hub.v1.Rewrite
+	13, // 24: adit.hub.v1.Filter.mirror:type_name -> adit.hub.v1.Mirror
+	8,  // 25: adit.hub.v1.HeaderFilter.set:type_name -> adit.hub.v1.ValueMatch
+	8,  // 26: adit.hub.v1.HeaderFilter.add:type_name -> adit.hub.v1.ValueMatch
+	1,  // 27: adit.hub.v1.Access.mode:type_name -> adit.hub.v1.Access.Mode
+	17, // 28: adit.hub.v1.Access.rules:type_name -> adit.hub.v1.AccessRule
+	26, // 29: adit.hub.v1.AccessRule.not_before:type_name -> google.protobuf.Timestamp
+	26, // 30: adit.hub.v1.AccessRule.not_after:type_name -> google.protobuf.Timestamp
+	26, // 31: adit.hub.v1.Credential.expires_at:type_name -> google.protobuf.Timestamp
+	19, // 32: adit.hub.v1.Credential.grant:type_name -> adit.hub.v1.Grant
+	20, // 33: adit.hub.v1.Grant.tcp_ports:type_name -> adit.hub.v1.PortRange
+	20, // 34: adit.hub.v1.Grant.udp_ports:type_name -> adit.hub.v1.PortRange
+	27, // 35: adit.hub.v1.Edge.address:type_name -> adit.wire.v1.EdgeAddress
+	26, // 36: adit.hub.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	20, // 37: adit.hub.v1.Settings.tcp_ports:type_name -> adit.hub.v1.PortRange
+	20, // 38: adit.hub.v1.Settings.udp_ports:type_name -> adit.hub.v1.PortRange
+	39, // [39:39] is the sub-list for method output_type
+	39, // [39:39] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_resource_proto_init() }
@@ -1967,7 +2405,7 @@ func file_hub_v1_resource_proto_init() {
 		(*Resource_Settings)(nil),
 		(*Resource_Challenge)(nil),
 	}
-	file_hub_v1_resource_proto_msgTypes[5].OneofWrappers = []any{
+	file_hub_v1_resource_proto_msgTypes[7].OneofWrappers = []any{
 		(*Filter_RequestHeaders)(nil),
 		(*Filter_ResponseHeaders)(nil),
 		(*Filter_Redirect)(nil),
@@ -1980,7 +2418,7 @@ func file_hub_v1_resource_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hub_v1_resource_proto_rawDesc), len(file_hub_v1_resource_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   20,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -4,11 +4,31 @@ import (
 	"context"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	"github.com/adit-dev/adit/api/hub/v1/hubv1connect"
 	"github.com/adit-dev/adit/internal/hub"
 )
 
 // people serves people and their tools.
-type people struct{ hub *hub.Hub }
+type people struct {
+	hub *hub.Hub
+
+	hubv1connect.UnimplementedInviteServiceHandler
+	hubv1connect.UnimplementedTunnelServiceHandler
+	hubv1connect.UnimplementedAgentServiceHandler
+	hubv1connect.UnimplementedEdgeServiceHandler
+	hubv1connect.UnimplementedTenantServiceHandler
+	hubv1connect.UnimplementedAccessServiceHandler
+	hubv1connect.UnimplementedPolicyServiceHandler
+	hubv1connect.UnimplementedUserServiceHandler
+	hubv1connect.UnimplementedSessionServiceHandler
+	hubv1connect.UnimplementedKeyServiceHandler
+	hubv1connect.UnimplementedProviderServiceHandler
+	hubv1connect.UnimplementedDeviceServiceHandler
+	hubv1connect.UnimplementedAuditServiceHandler
+	hubv1connect.UnimplementedEventServiceHandler
+	hubv1connect.UnimplementedNoticeServiceHandler
+	hubv1connect.UnimplementedTrafficServiceHandler
+}
 
 func (p people) CreateInvite(ctx context.Context, r *hubv1.CreateInviteRequest) (*hubv1.CreateInviteResponse, error) {
 	i, token, err := p.hub.CreateInvite(ctx, r)

@@ -16,7 +16,11 @@ type migration struct {
 
 // Steps are only ever added. All that are missing run in one transaction together with the note
 // that they did, so a crash leaves the old schema or the new one.
-var migrations = []migration{{1, []string{
+var migrations = []migration{
+	{1, firstTables}, {2, clearTables}, {3, sharedTables}, {4, accountTables}, {5, managedTables}, {6, taskTables}, {7, recordTables},
+}
+
+var firstTables = []string{
 	`CREATE TABLE meta (name TEXT PRIMARY KEY, value BYTES NOT NULL)`,
 	`CREATE TABLE secrets (name TEXT PRIMARY KEY, sealed BYTES NOT NULL)`,
 	// The revision of a new store starts at the time it was made, so that no edge mistakes it for
@@ -54,7 +58,13 @@ var migrations = []migration{{1, []string{
 	`CREATE TABLE released_names (name TEXT PRIMARY KEY, tenant TEXT NOT NULL, until BIGINT NOT NULL)`,
 	`CREATE TABLE certificates (name TEXT PRIMARY KEY, chain BYTES NOT NULL, sealed_key BYTES NOT NULL,
 		not_after BIGINT NOT NULL, problem TEXT NOT NULL)`,
-}}}
+}
+
+var clearTables = []string{
+	`CREATE TABLE http_ports (port INTEGER NOT NULL, tunnel_id TEXT NOT NULL REFERENCES tunnels (id) ON DELETE CASCADE,
+		PRIMARY KEY (port, tunnel_id))`,
+	`CREATE INDEX http_ports_tunnel ON http_ports (tunnel_id)`,
+}
 
 func (s *Store) migrate(ctx context.Context, steps []migration) error {
 	newest := steps[len(steps)-1].version

@@ -33,6 +33,8 @@ const (
 	PortServiceName = "adit.hub.v1.PortService"
 	// EdgeServiceName is the fully-qualified name of the EdgeService service.
 	EdgeServiceName = "adit.hub.v1.EdgeService"
+	// TenantServiceName is the fully-qualified name of the TenantService service.
+	TenantServiceName = "adit.hub.v1.TenantService"
 	// ServerServiceName is the fully-qualified name of the ServerService service.
 	ServerServiceName = "adit.hub.v1.ServerService"
 )
@@ -56,15 +58,54 @@ const (
 	// InviteServiceRevokeInviteProcedure is the fully-qualified name of the InviteService's
 	// RevokeInvite RPC.
 	InviteServiceRevokeInviteProcedure = "/adit.hub.v1.InviteService/RevokeInvite"
+	// InviteServiceUpdateInviteProcedure is the fully-qualified name of the InviteService's
+	// UpdateInvite RPC.
+	InviteServiceUpdateInviteProcedure = "/adit.hub.v1.InviteService/UpdateInvite"
+	// InviteServiceRotateInviteProcedure is the fully-qualified name of the InviteService's
+	// RotateInvite RPC.
+	InviteServiceRotateInviteProcedure = "/adit.hub.v1.InviteService/RotateInvite"
 	// TunnelServiceListTunnelsProcedure is the fully-qualified name of the TunnelService's ListTunnels
 	// RPC.
 	TunnelServiceListTunnelsProcedure = "/adit.hub.v1.TunnelService/ListTunnels"
 	// TunnelServiceGetTunnelProcedure is the fully-qualified name of the TunnelService's GetTunnel RPC.
 	TunnelServiceGetTunnelProcedure = "/adit.hub.v1.TunnelService/GetTunnel"
+	// TunnelServiceCreateTunnelProcedure is the fully-qualified name of the TunnelService's
+	// CreateTunnel RPC.
+	TunnelServiceCreateTunnelProcedure = "/adit.hub.v1.TunnelService/CreateTunnel"
+	// TunnelServiceUpdateTunnelProcedure is the fully-qualified name of the TunnelService's
+	// UpdateTunnel RPC.
+	TunnelServiceUpdateTunnelProcedure = "/adit.hub.v1.TunnelService/UpdateTunnel"
+	// TunnelServiceDeleteTunnelProcedure is the fully-qualified name of the TunnelService's
+	// DeleteTunnel RPC.
+	TunnelServiceDeleteTunnelProcedure = "/adit.hub.v1.TunnelService/DeleteTunnel"
 	// AgentServiceListAgentsProcedure is the fully-qualified name of the AgentService's ListAgents RPC.
 	AgentServiceListAgentsProcedure = "/adit.hub.v1.AgentService/ListAgents"
 	// AgentServiceGetAgentProcedure is the fully-qualified name of the AgentService's GetAgent RPC.
 	AgentServiceGetAgentProcedure = "/adit.hub.v1.AgentService/GetAgent"
+	// AgentServiceCreateAgentProcedure is the fully-qualified name of the AgentService's CreateAgent
+	// RPC.
+	AgentServiceCreateAgentProcedure = "/adit.hub.v1.AgentService/CreateAgent"
+	// AgentServiceDeleteAgentProcedure is the fully-qualified name of the AgentService's DeleteAgent
+	// RPC.
+	AgentServiceDeleteAgentProcedure = "/adit.hub.v1.AgentService/DeleteAgent"
+	// AgentServiceRotateAgentProcedure is the fully-qualified name of the AgentService's RotateAgent
+	// RPC.
+	AgentServiceRotateAgentProcedure = "/adit.hub.v1.AgentService/RotateAgent"
+	// AgentServiceSetAgentEnabledProcedure is the fully-qualified name of the AgentService's
+	// SetAgentEnabled RPC.
+	AgentServiceSetAgentEnabledProcedure = "/adit.hub.v1.AgentService/SetAgentEnabled"
+	// AgentServiceDrainAgentProcedure is the fully-qualified name of the AgentService's DrainAgent RPC.
+	AgentServiceDrainAgentProcedure = "/adit.hub.v1.AgentService/DrainAgent"
+	// AgentServiceListServicesProcedure is the fully-qualified name of the AgentService's ListServices
+	// RPC.
+	AgentServiceListServicesProcedure = "/adit.hub.v1.AgentService/ListServices"
+	// AgentServicePreflightProcedure is the fully-qualified name of the AgentService's Preflight RPC.
+	AgentServicePreflightProcedure = "/adit.hub.v1.AgentService/Preflight"
+	// AgentServiceLogsProcedure is the fully-qualified name of the AgentService's Logs RPC.
+	AgentServiceLogsProcedure = "/adit.hub.v1.AgentService/Logs"
+	// AgentServiceOpenForwardProcedure is the fully-qualified name of the AgentService's OpenForward
+	// RPC.
+	AgentServiceOpenForwardProcedure = "/adit.hub.v1.AgentService/OpenForward"
 	// PortServiceListPortsProcedure is the fully-qualified name of the PortService's ListPorts RPC.
 	PortServiceListPortsProcedure = "/adit.hub.v1.PortService/ListPorts"
 	// PortServiceReservePortProcedure is the fully-qualified name of the PortService's ReservePort RPC.
@@ -78,6 +119,19 @@ const (
 	// EdgeServiceRevokeEdgeInviteProcedure is the fully-qualified name of the EdgeService's
 	// RevokeEdgeInvite RPC.
 	EdgeServiceRevokeEdgeInviteProcedure = "/adit.hub.v1.EdgeService/RevokeEdgeInvite"
+	// EdgeServiceListEdgeInvitesProcedure is the fully-qualified name of the EdgeService's
+	// ListEdgeInvites RPC.
+	EdgeServiceListEdgeInvitesProcedure = "/adit.hub.v1.EdgeService/ListEdgeInvites"
+	// EdgeServiceDrainEdgeProcedure is the fully-qualified name of the EdgeService's DrainEdge RPC.
+	EdgeServiceDrainEdgeProcedure = "/adit.hub.v1.EdgeService/DrainEdge"
+	// EdgeServiceRemoveEdgeProcedure is the fully-qualified name of the EdgeService's RemoveEdge RPC.
+	EdgeServiceRemoveEdgeProcedure = "/adit.hub.v1.EdgeService/RemoveEdge"
+	// TenantServiceListTenantsProcedure is the fully-qualified name of the TenantService's ListTenants
+	// RPC.
+	TenantServiceListTenantsProcedure = "/adit.hub.v1.TenantService/ListTenants"
+	// TenantServiceReleaseNameProcedure is the fully-qualified name of the TenantService's ReleaseName
+	// RPC.
+	TenantServiceReleaseNameProcedure = "/adit.hub.v1.TenantService/ReleaseName"
 	// ServerServiceGetServerProcedure is the fully-qualified name of the ServerService's GetServer RPC.
 	ServerServiceGetServerProcedure = "/adit.hub.v1.ServerService/GetServer"
 )
@@ -88,6 +142,10 @@ type InviteServiceClient interface {
 	ListInvites(context.Context, *v1.ListInvitesRequest) (*v1.ListInvitesResponse, error)
 	GetInvite(context.Context, *v1.GetInviteRequest) (*v1.GetInviteResponse, error)
 	RevokeInvite(context.Context, *v1.RevokeInviteRequest) (*v1.RevokeInviteResponse, error)
+	// UpdateInvite changes what the invite may claim and how long.
+	UpdateInvite(context.Context, *v1.UpdateInviteRequest) (*v1.UpdateInviteResponse, error)
+	// RotateInvite makes a new token with the same grants; the old one ends after the overlap.
+	RotateInvite(context.Context, *v1.RotateInviteRequest) (*v1.RotateInviteResponse, error)
 }
 
 // NewInviteServiceClient constructs a client for the adit.hub.v1.InviteService service. By default,
@@ -125,6 +183,18 @@ func NewInviteServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(inviteServiceMethods.ByName("RevokeInvite")),
 			connect.WithClientOptions(opts...),
 		),
+		updateInvite: connect.NewClient[v1.UpdateInviteRequest, v1.UpdateInviteResponse](
+			httpClient,
+			baseURL+InviteServiceUpdateInviteProcedure,
+			connect.WithSchema(inviteServiceMethods.ByName("UpdateInvite")),
+			connect.WithClientOptions(opts...),
+		),
+		rotateInvite: connect.NewClient[v1.RotateInviteRequest, v1.RotateInviteResponse](
+			httpClient,
+			baseURL+InviteServiceRotateInviteProcedure,
+			connect.WithSchema(inviteServiceMethods.ByName("RotateInvite")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -134,6 +204,8 @@ type inviteServiceClient struct {
 	listInvites  *connect.Client[v1.ListInvitesRequest, v1.ListInvitesResponse]
 	getInvite    *connect.Client[v1.GetInviteRequest, v1.GetInviteResponse]
 	revokeInvite *connect.Client[v1.RevokeInviteRequest, v1.RevokeInviteResponse]
+	updateInvite *connect.Client[v1.UpdateInviteRequest, v1.UpdateInviteResponse]
+	rotateInvite *connect.Client[v1.RotateInviteRequest, v1.RotateInviteResponse]
 }
 
 // CreateInvite calls adit.hub.v1.InviteService.CreateInvite.
@@ -172,12 +244,34 @@ func (c *inviteServiceClient) RevokeInvite(ctx context.Context, req *v1.RevokeIn
 	return nil, err
 }
 
+// UpdateInvite calls adit.hub.v1.InviteService.UpdateInvite.
+func (c *inviteServiceClient) UpdateInvite(ctx context.Context, req *v1.UpdateInviteRequest) (*v1.UpdateInviteResponse, error) {
+	response, err := c.updateInvite.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// RotateInvite calls adit.hub.v1.InviteService.RotateInvite.
+func (c *inviteServiceClient) RotateInvite(ctx context.Context, req *v1.RotateInviteRequest) (*v1.RotateInviteResponse, error) {
+	response, err := c.rotateInvite.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // InviteServiceHandler is an implementation of the adit.hub.v1.InviteService service.
 type InviteServiceHandler interface {
 	CreateInvite(context.Context, *v1.CreateInviteRequest) (*v1.CreateInviteResponse, error)
 	ListInvites(context.Context, *v1.ListInvitesRequest) (*v1.ListInvitesResponse, error)
 	GetInvite(context.Context, *v1.GetInviteRequest) (*v1.GetInviteResponse, error)
 	RevokeInvite(context.Context, *v1.RevokeInviteRequest) (*v1.RevokeInviteResponse, error)
+	// UpdateInvite changes what the invite may claim and how long.
+	UpdateInvite(context.Context, *v1.UpdateInviteRequest) (*v1.UpdateInviteResponse, error)
+	// RotateInvite makes a new token with the same grants; the old one ends after the overlap.
+	RotateInvite(context.Context, *v1.RotateInviteRequest) (*v1.RotateInviteResponse, error)
 }
 
 // NewInviteServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -211,6 +305,18 @@ func NewInviteServiceHandler(svc InviteServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(inviteServiceMethods.ByName("RevokeInvite")),
 		connect.WithHandlerOptions(opts...),
 	)
+	inviteServiceUpdateInviteHandler := connect.NewUnaryHandlerSimple(
+		InviteServiceUpdateInviteProcedure,
+		svc.UpdateInvite,
+		connect.WithSchema(inviteServiceMethods.ByName("UpdateInvite")),
+		connect.WithHandlerOptions(opts...),
+	)
+	inviteServiceRotateInviteHandler := connect.NewUnaryHandlerSimple(
+		InviteServiceRotateInviteProcedure,
+		svc.RotateInvite,
+		connect.WithSchema(inviteServiceMethods.ByName("RotateInvite")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/adit.hub.v1.InviteService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case InviteServiceCreateInviteProcedure:
@@ -221,6 +327,10 @@ func NewInviteServiceHandler(svc InviteServiceHandler, opts ...connect.HandlerOp
 			inviteServiceGetInviteHandler.ServeHTTP(w, r)
 		case InviteServiceRevokeInviteProcedure:
 			inviteServiceRevokeInviteHandler.ServeHTTP(w, r)
+		case InviteServiceUpdateInviteProcedure:
+			inviteServiceUpdateInviteHandler.ServeHTTP(w, r)
+		case InviteServiceRotateInviteProcedure:
+			inviteServiceRotateInviteHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -246,10 +356,23 @@ func (UnimplementedInviteServiceHandler) RevokeInvite(context.Context, *v1.Revok
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.InviteService.RevokeInvite is not implemented"))
 }
 
+func (UnimplementedInviteServiceHandler) UpdateInvite(context.Context, *v1.UpdateInviteRequest) (*v1.UpdateInviteResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.InviteService.UpdateInvite is not implemented"))
+}
+
+func (UnimplementedInviteServiceHandler) RotateInvite(context.Context, *v1.RotateInviteRequest) (*v1.RotateInviteResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.InviteService.RotateInvite is not implemented"))
+}
+
 // TunnelServiceClient is a client for the adit.hub.v1.TunnelService service.
 type TunnelServiceClient interface {
 	ListTunnels(context.Context, *v1.ListTunnelsRequest) (*v1.ListTunnelsResponse, error)
 	GetTunnel(context.Context, *v1.GetTunnelRequest) (*v1.GetTunnelResponse, error)
+	// CreateTunnel makes a managed tunnel. With dry_run nothing is stored and the answer is what
+	// would be, its label sanitised.
+	CreateTunnel(context.Context, *v1.CreateTunnelRequest) (*v1.CreateTunnelResponse, error)
+	UpdateTunnel(context.Context, *v1.UpdateTunnelRequest) (*v1.UpdateTunnelResponse, error)
+	DeleteTunnel(context.Context, *v1.DeleteTunnelRequest) (*v1.DeleteTunnelResponse, error)
 }
 
 // NewTunnelServiceClient constructs a client for the adit.hub.v1.TunnelService service. By default,
@@ -275,13 +398,34 @@ func NewTunnelServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(tunnelServiceMethods.ByName("GetTunnel")),
 			connect.WithClientOptions(opts...),
 		),
+		createTunnel: connect.NewClient[v1.CreateTunnelRequest, v1.CreateTunnelResponse](
+			httpClient,
+			baseURL+TunnelServiceCreateTunnelProcedure,
+			connect.WithSchema(tunnelServiceMethods.ByName("CreateTunnel")),
+			connect.WithClientOptions(opts...),
+		),
+		updateTunnel: connect.NewClient[v1.UpdateTunnelRequest, v1.UpdateTunnelResponse](
+			httpClient,
+			baseURL+TunnelServiceUpdateTunnelProcedure,
+			connect.WithSchema(tunnelServiceMethods.ByName("UpdateTunnel")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteTunnel: connect.NewClient[v1.DeleteTunnelRequest, v1.DeleteTunnelResponse](
+			httpClient,
+			baseURL+TunnelServiceDeleteTunnelProcedure,
+			connect.WithSchema(tunnelServiceMethods.ByName("DeleteTunnel")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // tunnelServiceClient implements TunnelServiceClient.
 type tunnelServiceClient struct {
-	listTunnels *connect.Client[v1.ListTunnelsRequest, v1.ListTunnelsResponse]
-	getTunnel   *connect.Client[v1.GetTunnelRequest, v1.GetTunnelResponse]
+	listTunnels  *connect.Client[v1.ListTunnelsRequest, v1.ListTunnelsResponse]
+	getTunnel    *connect.Client[v1.GetTunnelRequest, v1.GetTunnelResponse]
+	createTunnel *connect.Client[v1.CreateTunnelRequest, v1.CreateTunnelResponse]
+	updateTunnel *connect.Client[v1.UpdateTunnelRequest, v1.UpdateTunnelResponse]
+	deleteTunnel *connect.Client[v1.DeleteTunnelRequest, v1.DeleteTunnelResponse]
 }
 
 // ListTunnels calls adit.hub.v1.TunnelService.ListTunnels.
@@ -302,10 +446,42 @@ func (c *tunnelServiceClient) GetTunnel(ctx context.Context, req *v1.GetTunnelRe
 	return nil, err
 }
 
+// CreateTunnel calls adit.hub.v1.TunnelService.CreateTunnel.
+func (c *tunnelServiceClient) CreateTunnel(ctx context.Context, req *v1.CreateTunnelRequest) (*v1.CreateTunnelResponse, error) {
+	response, err := c.createTunnel.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// UpdateTunnel calls adit.hub.v1.TunnelService.UpdateTunnel.
+func (c *tunnelServiceClient) UpdateTunnel(ctx context.Context, req *v1.UpdateTunnelRequest) (*v1.UpdateTunnelResponse, error) {
+	response, err := c.updateTunnel.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// DeleteTunnel calls adit.hub.v1.TunnelService.DeleteTunnel.
+func (c *tunnelServiceClient) DeleteTunnel(ctx context.Context, req *v1.DeleteTunnelRequest) (*v1.DeleteTunnelResponse, error) {
+	response, err := c.deleteTunnel.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // TunnelServiceHandler is an implementation of the adit.hub.v1.TunnelService service.
 type TunnelServiceHandler interface {
 	ListTunnels(context.Context, *v1.ListTunnelsRequest) (*v1.ListTunnelsResponse, error)
 	GetTunnel(context.Context, *v1.GetTunnelRequest) (*v1.GetTunnelResponse, error)
+	// CreateTunnel makes a managed tunnel. With dry_run nothing is stored and the answer is what
+	// would be, its label sanitised.
+	CreateTunnel(context.Context, *v1.CreateTunnelRequest) (*v1.CreateTunnelResponse, error)
+	UpdateTunnel(context.Context, *v1.UpdateTunnelRequest) (*v1.UpdateTunnelResponse, error)
+	DeleteTunnel(context.Context, *v1.DeleteTunnelRequest) (*v1.DeleteTunnelResponse, error)
 }
 
 // NewTunnelServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -327,12 +503,36 @@ func NewTunnelServiceHandler(svc TunnelServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(tunnelServiceMethods.ByName("GetTunnel")),
 		connect.WithHandlerOptions(opts...),
 	)
+	tunnelServiceCreateTunnelHandler := connect.NewUnaryHandlerSimple(
+		TunnelServiceCreateTunnelProcedure,
+		svc.CreateTunnel,
+		connect.WithSchema(tunnelServiceMethods.ByName("CreateTunnel")),
+		connect.WithHandlerOptions(opts...),
+	)
+	tunnelServiceUpdateTunnelHandler := connect.NewUnaryHandlerSimple(
+		TunnelServiceUpdateTunnelProcedure,
+		svc.UpdateTunnel,
+		connect.WithSchema(tunnelServiceMethods.ByName("UpdateTunnel")),
+		connect.WithHandlerOptions(opts...),
+	)
+	tunnelServiceDeleteTunnelHandler := connect.NewUnaryHandlerSimple(
+		TunnelServiceDeleteTunnelProcedure,
+		svc.DeleteTunnel,
+		connect.WithSchema(tunnelServiceMethods.ByName("DeleteTunnel")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/adit.hub.v1.TunnelService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case TunnelServiceListTunnelsProcedure:
 			tunnelServiceListTunnelsHandler.ServeHTTP(w, r)
 		case TunnelServiceGetTunnelProcedure:
 			tunnelServiceGetTunnelHandler.ServeHTTP(w, r)
+		case TunnelServiceCreateTunnelProcedure:
+			tunnelServiceCreateTunnelHandler.ServeHTTP(w, r)
+		case TunnelServiceUpdateTunnelProcedure:
+			tunnelServiceUpdateTunnelHandler.ServeHTTP(w, r)
+		case TunnelServiceDeleteTunnelProcedure:
+			tunnelServiceDeleteTunnelHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -350,10 +550,38 @@ func (UnimplementedTunnelServiceHandler) GetTunnel(context.Context, *v1.GetTunne
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.TunnelService.GetTunnel is not implemented"))
 }
 
+func (UnimplementedTunnelServiceHandler) CreateTunnel(context.Context, *v1.CreateTunnelRequest) (*v1.CreateTunnelResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.TunnelService.CreateTunnel is not implemented"))
+}
+
+func (UnimplementedTunnelServiceHandler) UpdateTunnel(context.Context, *v1.UpdateTunnelRequest) (*v1.UpdateTunnelResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.TunnelService.UpdateTunnel is not implemented"))
+}
+
+func (UnimplementedTunnelServiceHandler) DeleteTunnel(context.Context, *v1.DeleteTunnelRequest) (*v1.DeleteTunnelResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.TunnelService.DeleteTunnel is not implemented"))
+}
+
 // AgentServiceClient is a client for the adit.hub.v1.AgentService service.
 type AgentServiceClient interface {
 	ListAgents(context.Context, *v1.ListAgentsRequest) (*v1.ListAgentsResponse, error)
 	GetAgent(context.Context, *v1.GetAgentRequest) (*v1.GetAgentResponse, error)
+	// CreateAgent makes an enrolled agent and its token.
+	CreateAgent(context.Context, *v1.CreateAgentRequest) (*v1.CreateAgentResponse, error)
+	// DeleteAgent revokes its token; refused while managed tunnels name it, unless force.
+	DeleteAgent(context.Context, *v1.DeleteAgentRequest) (*v1.DeleteAgentResponse, error)
+	RotateAgent(context.Context, *v1.RotateAgentRequest) (*v1.RotateAgentResponse, error)
+	SetAgentEnabled(context.Context, *v1.SetAgentEnabledRequest) (*v1.SetAgentEnabledResponse, error)
+	// DrainAgent asks its running replicas to end: streams finish, then the processes exit.
+	DrainAgent(context.Context, *v1.DrainAgentRequest) (*v1.DrainAgentResponse, error)
+	// ListServices lists what an agent discovered.
+	ListServices(context.Context, *v1.ListServicesRequest) (*v1.ListServicesResponse, error)
+	// Preflight has the agent try an origin and tells what it found.
+	Preflight(context.Context, *v1.PreflightRequest) (*v1.PreflightResponse, error)
+	// Logs streams the last lines of an agent's log, then, with follow, new ones.
+	Logs(context.Context, *v1.LogsRequest) (*connect.ServerStreamForClient[v1.LogsResponse], error)
+	// OpenForward gives the caller what an edge takes for connections to a target behind the agent.
+	OpenForward(context.Context, *v1.OpenForwardRequest) (*v1.OpenForwardResponse, error)
 }
 
 // NewAgentServiceClient constructs a client for the adit.hub.v1.AgentService service. By default,
@@ -379,13 +607,76 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("GetAgent")),
 			connect.WithClientOptions(opts...),
 		),
+		createAgent: connect.NewClient[v1.CreateAgentRequest, v1.CreateAgentResponse](
+			httpClient,
+			baseURL+AgentServiceCreateAgentProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("CreateAgent")),
+			connect.WithClientOptions(opts...),
+		),
+		deleteAgent: connect.NewClient[v1.DeleteAgentRequest, v1.DeleteAgentResponse](
+			httpClient,
+			baseURL+AgentServiceDeleteAgentProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("DeleteAgent")),
+			connect.WithClientOptions(opts...),
+		),
+		rotateAgent: connect.NewClient[v1.RotateAgentRequest, v1.RotateAgentResponse](
+			httpClient,
+			baseURL+AgentServiceRotateAgentProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RotateAgent")),
+			connect.WithClientOptions(opts...),
+		),
+		setAgentEnabled: connect.NewClient[v1.SetAgentEnabledRequest, v1.SetAgentEnabledResponse](
+			httpClient,
+			baseURL+AgentServiceSetAgentEnabledProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("SetAgentEnabled")),
+			connect.WithClientOptions(opts...),
+		),
+		drainAgent: connect.NewClient[v1.DrainAgentRequest, v1.DrainAgentResponse](
+			httpClient,
+			baseURL+AgentServiceDrainAgentProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("DrainAgent")),
+			connect.WithClientOptions(opts...),
+		),
+		listServices: connect.NewClient[v1.ListServicesRequest, v1.ListServicesResponse](
+			httpClient,
+			baseURL+AgentServiceListServicesProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ListServices")),
+			connect.WithClientOptions(opts...),
+		),
+		preflight: connect.NewClient[v1.PreflightRequest, v1.PreflightResponse](
+			httpClient,
+			baseURL+AgentServicePreflightProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Preflight")),
+			connect.WithClientOptions(opts...),
+		),
+		logs: connect.NewClient[v1.LogsRequest, v1.LogsResponse](
+			httpClient,
+			baseURL+AgentServiceLogsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Logs")),
+			connect.WithClientOptions(opts...),
+		),
+		openForward: connect.NewClient[v1.OpenForwardRequest, v1.OpenForwardResponse](
+			httpClient,
+			baseURL+AgentServiceOpenForwardProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("OpenForward")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // agentServiceClient implements AgentServiceClient.
 type agentServiceClient struct {
-	listAgents *connect.Client[v1.ListAgentsRequest, v1.ListAgentsResponse]
-	getAgent   *connect.Client[v1.GetAgentRequest, v1.GetAgentResponse]
+	listAgents      *connect.Client[v1.ListAgentsRequest, v1.ListAgentsResponse]
+	getAgent        *connect.Client[v1.GetAgentRequest, v1.GetAgentResponse]
+	createAgent     *connect.Client[v1.CreateAgentRequest, v1.CreateAgentResponse]
+	deleteAgent     *connect.Client[v1.DeleteAgentRequest, v1.DeleteAgentResponse]
+	rotateAgent     *connect.Client[v1.RotateAgentRequest, v1.RotateAgentResponse]
+	setAgentEnabled *connect.Client[v1.SetAgentEnabledRequest, v1.SetAgentEnabledResponse]
+	drainAgent      *connect.Client[v1.DrainAgentRequest, v1.DrainAgentResponse]
+	listServices    *connect.Client[v1.ListServicesRequest, v1.ListServicesResponse]
+	preflight       *connect.Client[v1.PreflightRequest, v1.PreflightResponse]
+	logs            *connect.Client[v1.LogsRequest, v1.LogsResponse]
+	openForward     *connect.Client[v1.OpenForwardRequest, v1.OpenForwardResponse]
 }
 
 // ListAgents calls adit.hub.v1.AgentService.ListAgents.
@@ -406,10 +697,103 @@ func (c *agentServiceClient) GetAgent(ctx context.Context, req *v1.GetAgentReque
 	return nil, err
 }
 
+// CreateAgent calls adit.hub.v1.AgentService.CreateAgent.
+func (c *agentServiceClient) CreateAgent(ctx context.Context, req *v1.CreateAgentRequest) (*v1.CreateAgentResponse, error) {
+	response, err := c.createAgent.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// DeleteAgent calls adit.hub.v1.AgentService.DeleteAgent.
+func (c *agentServiceClient) DeleteAgent(ctx context.Context, req *v1.DeleteAgentRequest) (*v1.DeleteAgentResponse, error) {
+	response, err := c.deleteAgent.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// RotateAgent calls adit.hub.v1.AgentService.RotateAgent.
+func (c *agentServiceClient) RotateAgent(ctx context.Context, req *v1.RotateAgentRequest) (*v1.RotateAgentResponse, error) {
+	response, err := c.rotateAgent.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// SetAgentEnabled calls adit.hub.v1.AgentService.SetAgentEnabled.
+func (c *agentServiceClient) SetAgentEnabled(ctx context.Context, req *v1.SetAgentEnabledRequest) (*v1.SetAgentEnabledResponse, error) {
+	response, err := c.setAgentEnabled.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// DrainAgent calls adit.hub.v1.AgentService.DrainAgent.
+func (c *agentServiceClient) DrainAgent(ctx context.Context, req *v1.DrainAgentRequest) (*v1.DrainAgentResponse, error) {
+	response, err := c.drainAgent.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ListServices calls adit.hub.v1.AgentService.ListServices.
+func (c *agentServiceClient) ListServices(ctx context.Context, req *v1.ListServicesRequest) (*v1.ListServicesResponse, error) {
+	response, err := c.listServices.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Preflight calls adit.hub.v1.AgentService.Preflight.
+func (c *agentServiceClient) Preflight(ctx context.Context, req *v1.PreflightRequest) (*v1.PreflightResponse, error) {
+	response, err := c.preflight.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Logs calls adit.hub.v1.AgentService.Logs.
+func (c *agentServiceClient) Logs(ctx context.Context, req *v1.LogsRequest) (*connect.ServerStreamForClient[v1.LogsResponse], error) {
+	return c.logs.CallServerStream(ctx, connect.NewRequest(req))
+}
+
+// OpenForward calls adit.hub.v1.AgentService.OpenForward.
+func (c *agentServiceClient) OpenForward(ctx context.Context, req *v1.OpenForwardRequest) (*v1.OpenForwardResponse, error) {
+	response, err := c.openForward.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AgentServiceHandler is an implementation of the adit.hub.v1.AgentService service.
 type AgentServiceHandler interface {
 	ListAgents(context.Context, *v1.ListAgentsRequest) (*v1.ListAgentsResponse, error)
 	GetAgent(context.Context, *v1.GetAgentRequest) (*v1.GetAgentResponse, error)
+	// CreateAgent makes an enrolled agent and its token.
+	CreateAgent(context.Context, *v1.CreateAgentRequest) (*v1.CreateAgentResponse, error)
+	// DeleteAgent revokes its token; refused while managed tunnels name it, unless force.
+	DeleteAgent(context.Context, *v1.DeleteAgentRequest) (*v1.DeleteAgentResponse, error)
+	RotateAgent(context.Context, *v1.RotateAgentRequest) (*v1.RotateAgentResponse, error)
+	SetAgentEnabled(context.Context, *v1.SetAgentEnabledRequest) (*v1.SetAgentEnabledResponse, error)
+	// DrainAgent asks its running replicas to end: streams finish, then the processes exit.
+	DrainAgent(context.Context, *v1.DrainAgentRequest) (*v1.DrainAgentResponse, error)
+	// ListServices lists what an agent discovered.
+	ListServices(context.Context, *v1.ListServicesRequest) (*v1.ListServicesResponse, error)
+	// Preflight has the agent try an origin and tells what it found.
+	Preflight(context.Context, *v1.PreflightRequest) (*v1.PreflightResponse, error)
+	// Logs streams the last lines of an agent's log, then, with follow, new ones.
+	Logs(context.Context, *v1.LogsRequest, *connect.ServerStream[v1.LogsResponse]) error
+	// OpenForward gives the caller what an edge takes for connections to a target behind the agent.
+	OpenForward(context.Context, *v1.OpenForwardRequest) (*v1.OpenForwardResponse, error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -431,12 +815,84 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("GetAgent")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceCreateAgentHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceCreateAgentProcedure,
+		svc.CreateAgent,
+		connect.WithSchema(agentServiceMethods.ByName("CreateAgent")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceDeleteAgentHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceDeleteAgentProcedure,
+		svc.DeleteAgent,
+		connect.WithSchema(agentServiceMethods.ByName("DeleteAgent")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceRotateAgentHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceRotateAgentProcedure,
+		svc.RotateAgent,
+		connect.WithSchema(agentServiceMethods.ByName("RotateAgent")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceSetAgentEnabledHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceSetAgentEnabledProcedure,
+		svc.SetAgentEnabled,
+		connect.WithSchema(agentServiceMethods.ByName("SetAgentEnabled")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceDrainAgentHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceDrainAgentProcedure,
+		svc.DrainAgent,
+		connect.WithSchema(agentServiceMethods.ByName("DrainAgent")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceListServicesHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceListServicesProcedure,
+		svc.ListServices,
+		connect.WithSchema(agentServiceMethods.ByName("ListServices")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServicePreflightHandler := connect.NewUnaryHandlerSimple(
+		AgentServicePreflightProcedure,
+		svc.Preflight,
+		connect.WithSchema(agentServiceMethods.ByName("Preflight")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceLogsHandler := connect.NewServerStreamHandlerSimple(
+		AgentServiceLogsProcedure,
+		svc.Logs,
+		connect.WithSchema(agentServiceMethods.ByName("Logs")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceOpenForwardHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceOpenForwardProcedure,
+		svc.OpenForward,
+		connect.WithSchema(agentServiceMethods.ByName("OpenForward")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/adit.hub.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceListAgentsProcedure:
 			agentServiceListAgentsHandler.ServeHTTP(w, r)
 		case AgentServiceGetAgentProcedure:
 			agentServiceGetAgentHandler.ServeHTTP(w, r)
+		case AgentServiceCreateAgentProcedure:
+			agentServiceCreateAgentHandler.ServeHTTP(w, r)
+		case AgentServiceDeleteAgentProcedure:
+			agentServiceDeleteAgentHandler.ServeHTTP(w, r)
+		case AgentServiceRotateAgentProcedure:
+			agentServiceRotateAgentHandler.ServeHTTP(w, r)
+		case AgentServiceSetAgentEnabledProcedure:
+			agentServiceSetAgentEnabledHandler.ServeHTTP(w, r)
+		case AgentServiceDrainAgentProcedure:
+			agentServiceDrainAgentHandler.ServeHTTP(w, r)
+		case AgentServiceListServicesProcedure:
+			agentServiceListServicesHandler.ServeHTTP(w, r)
+		case AgentServicePreflightProcedure:
+			agentServicePreflightHandler.ServeHTTP(w, r)
+		case AgentServiceLogsProcedure:
+			agentServiceLogsHandler.ServeHTTP(w, r)
+		case AgentServiceOpenForwardProcedure:
+			agentServiceOpenForwardHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -452,6 +908,42 @@ func (UnimplementedAgentServiceHandler) ListAgents(context.Context, *v1.ListAgen
 
 func (UnimplementedAgentServiceHandler) GetAgent(context.Context, *v1.GetAgentRequest) (*v1.GetAgentResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.GetAgent is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) CreateAgent(context.Context, *v1.CreateAgentRequest) (*v1.CreateAgentResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.CreateAgent is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) DeleteAgent(context.Context, *v1.DeleteAgentRequest) (*v1.DeleteAgentResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.DeleteAgent is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) RotateAgent(context.Context, *v1.RotateAgentRequest) (*v1.RotateAgentResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.RotateAgent is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) SetAgentEnabled(context.Context, *v1.SetAgentEnabledRequest) (*v1.SetAgentEnabledResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.SetAgentEnabled is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) DrainAgent(context.Context, *v1.DrainAgentRequest) (*v1.DrainAgentResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.DrainAgent is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ListServices(context.Context, *v1.ListServicesRequest) (*v1.ListServicesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.ListServices is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Preflight(context.Context, *v1.PreflightRequest) (*v1.PreflightResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.Preflight is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Logs(context.Context, *v1.LogsRequest, *connect.ServerStream[v1.LogsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.Logs is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) OpenForward(context.Context, *v1.OpenForwardRequest) (*v1.OpenForwardResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.AgentService.OpenForward is not implemented"))
 }
 
 // PortServiceClient is a client for the adit.hub.v1.PortService service.
@@ -593,6 +1085,11 @@ type EdgeServiceClient interface {
 	InviteEdge(context.Context, *v1.InviteEdgeRequest) (*v1.InviteEdgeResponse, error)
 	ListEdges(context.Context, *v1.ListEdgesRequest) (*v1.ListEdgesResponse, error)
 	RevokeEdgeInvite(context.Context, *v1.RevokeEdgeInviteRequest) (*v1.RevokeEdgeInviteResponse, error)
+	ListEdgeInvites(context.Context, *v1.ListEdgeInvitesRequest) (*v1.ListEdgeInvitesResponse, error)
+	// DrainEdge takes an edge out of service: agents and visitors are sent to the others.
+	DrainEdge(context.Context, *v1.DrainEdgeRequest) (*v1.DrainEdgeResponse, error)
+	// RemoveEdge forgets one edge: its key is refused from then on.
+	RemoveEdge(context.Context, *v1.RemoveEdgeRequest) (*v1.RemoveEdgeResponse, error)
 }
 
 // NewEdgeServiceClient constructs a client for the adit.hub.v1.EdgeService service. By default, it
@@ -624,6 +1121,24 @@ func NewEdgeServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(edgeServiceMethods.ByName("RevokeEdgeInvite")),
 			connect.WithClientOptions(opts...),
 		),
+		listEdgeInvites: connect.NewClient[v1.ListEdgeInvitesRequest, v1.ListEdgeInvitesResponse](
+			httpClient,
+			baseURL+EdgeServiceListEdgeInvitesProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("ListEdgeInvites")),
+			connect.WithClientOptions(opts...),
+		),
+		drainEdge: connect.NewClient[v1.DrainEdgeRequest, v1.DrainEdgeResponse](
+			httpClient,
+			baseURL+EdgeServiceDrainEdgeProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("DrainEdge")),
+			connect.WithClientOptions(opts...),
+		),
+		removeEdge: connect.NewClient[v1.RemoveEdgeRequest, v1.RemoveEdgeResponse](
+			httpClient,
+			baseURL+EdgeServiceRemoveEdgeProcedure,
+			connect.WithSchema(edgeServiceMethods.ByName("RemoveEdge")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -632,6 +1147,9 @@ type edgeServiceClient struct {
 	inviteEdge       *connect.Client[v1.InviteEdgeRequest, v1.InviteEdgeResponse]
 	listEdges        *connect.Client[v1.ListEdgesRequest, v1.ListEdgesResponse]
 	revokeEdgeInvite *connect.Client[v1.RevokeEdgeInviteRequest, v1.RevokeEdgeInviteResponse]
+	listEdgeInvites  *connect.Client[v1.ListEdgeInvitesRequest, v1.ListEdgeInvitesResponse]
+	drainEdge        *connect.Client[v1.DrainEdgeRequest, v1.DrainEdgeResponse]
+	removeEdge       *connect.Client[v1.RemoveEdgeRequest, v1.RemoveEdgeResponse]
 }
 
 // InviteEdge calls adit.hub.v1.EdgeService.InviteEdge.
@@ -661,11 +1179,43 @@ func (c *edgeServiceClient) RevokeEdgeInvite(ctx context.Context, req *v1.Revoke
 	return nil, err
 }
 
+// ListEdgeInvites calls adit.hub.v1.EdgeService.ListEdgeInvites.
+func (c *edgeServiceClient) ListEdgeInvites(ctx context.Context, req *v1.ListEdgeInvitesRequest) (*v1.ListEdgeInvitesResponse, error) {
+	response, err := c.listEdgeInvites.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// DrainEdge calls adit.hub.v1.EdgeService.DrainEdge.
+func (c *edgeServiceClient) DrainEdge(ctx context.Context, req *v1.DrainEdgeRequest) (*v1.DrainEdgeResponse, error) {
+	response, err := c.drainEdge.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// RemoveEdge calls adit.hub.v1.EdgeService.RemoveEdge.
+func (c *edgeServiceClient) RemoveEdge(ctx context.Context, req *v1.RemoveEdgeRequest) (*v1.RemoveEdgeResponse, error) {
+	response, err := c.removeEdge.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // EdgeServiceHandler is an implementation of the adit.hub.v1.EdgeService service.
 type EdgeServiceHandler interface {
 	InviteEdge(context.Context, *v1.InviteEdgeRequest) (*v1.InviteEdgeResponse, error)
 	ListEdges(context.Context, *v1.ListEdgesRequest) (*v1.ListEdgesResponse, error)
 	RevokeEdgeInvite(context.Context, *v1.RevokeEdgeInviteRequest) (*v1.RevokeEdgeInviteResponse, error)
+	ListEdgeInvites(context.Context, *v1.ListEdgeInvitesRequest) (*v1.ListEdgeInvitesResponse, error)
+	// DrainEdge takes an edge out of service: agents and visitors are sent to the others.
+	DrainEdge(context.Context, *v1.DrainEdgeRequest) (*v1.DrainEdgeResponse, error)
+	// RemoveEdge forgets one edge: its key is refused from then on.
+	RemoveEdge(context.Context, *v1.RemoveEdgeRequest) (*v1.RemoveEdgeResponse, error)
 }
 
 // NewEdgeServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -693,6 +1243,24 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(edgeServiceMethods.ByName("RevokeEdgeInvite")),
 		connect.WithHandlerOptions(opts...),
 	)
+	edgeServiceListEdgeInvitesHandler := connect.NewUnaryHandlerSimple(
+		EdgeServiceListEdgeInvitesProcedure,
+		svc.ListEdgeInvites,
+		connect.WithSchema(edgeServiceMethods.ByName("ListEdgeInvites")),
+		connect.WithHandlerOptions(opts...),
+	)
+	edgeServiceDrainEdgeHandler := connect.NewUnaryHandlerSimple(
+		EdgeServiceDrainEdgeProcedure,
+		svc.DrainEdge,
+		connect.WithSchema(edgeServiceMethods.ByName("DrainEdge")),
+		connect.WithHandlerOptions(opts...),
+	)
+	edgeServiceRemoveEdgeHandler := connect.NewUnaryHandlerSimple(
+		EdgeServiceRemoveEdgeProcedure,
+		svc.RemoveEdge,
+		connect.WithSchema(edgeServiceMethods.ByName("RemoveEdge")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/adit.hub.v1.EdgeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case EdgeServiceInviteEdgeProcedure:
@@ -701,6 +1269,12 @@ func NewEdgeServiceHandler(svc EdgeServiceHandler, opts ...connect.HandlerOption
 			edgeServiceListEdgesHandler.ServeHTTP(w, r)
 		case EdgeServiceRevokeEdgeInviteProcedure:
 			edgeServiceRevokeEdgeInviteHandler.ServeHTTP(w, r)
+		case EdgeServiceListEdgeInvitesProcedure:
+			edgeServiceListEdgeInvitesHandler.ServeHTTP(w, r)
+		case EdgeServiceDrainEdgeProcedure:
+			edgeServiceDrainEdgeHandler.ServeHTTP(w, r)
+		case EdgeServiceRemoveEdgeProcedure:
+			edgeServiceRemoveEdgeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -720,6 +1294,124 @@ func (UnimplementedEdgeServiceHandler) ListEdges(context.Context, *v1.ListEdgesR
 
 func (UnimplementedEdgeServiceHandler) RevokeEdgeInvite(context.Context, *v1.RevokeEdgeInviteRequest) (*v1.RevokeEdgeInviteResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.EdgeService.RevokeEdgeInvite is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) ListEdgeInvites(context.Context, *v1.ListEdgeInvitesRequest) (*v1.ListEdgeInvitesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.EdgeService.ListEdgeInvites is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) DrainEdge(context.Context, *v1.DrainEdgeRequest) (*v1.DrainEdgeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.EdgeService.DrainEdge is not implemented"))
+}
+
+func (UnimplementedEdgeServiceHandler) RemoveEdge(context.Context, *v1.RemoveEdgeRequest) (*v1.RemoveEdgeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.EdgeService.RemoveEdge is not implemented"))
+}
+
+// TenantServiceClient is a client for the adit.hub.v1.TenantService service.
+type TenantServiceClient interface {
+	ListTenants(context.Context, *v1.ListTenantsRequest) (*v1.ListTenantsResponse, error)
+	// ReleaseName gives up a name that a tenant keeps after its tunnel was deleted.
+	ReleaseName(context.Context, *v1.ReleaseNameRequest) (*v1.ReleaseNameResponse, error)
+}
+
+// NewTenantServiceClient constructs a client for the adit.hub.v1.TenantService service. By default,
+// it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses, and
+// sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the connect.WithGRPC()
+// or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewTenantServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) TenantServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	tenantServiceMethods := v1.File_hub_v1_admin_proto.Services().ByName("TenantService").Methods()
+	return &tenantServiceClient{
+		listTenants: connect.NewClient[v1.ListTenantsRequest, v1.ListTenantsResponse](
+			httpClient,
+			baseURL+TenantServiceListTenantsProcedure,
+			connect.WithSchema(tenantServiceMethods.ByName("ListTenants")),
+			connect.WithClientOptions(opts...),
+		),
+		releaseName: connect.NewClient[v1.ReleaseNameRequest, v1.ReleaseNameResponse](
+			httpClient,
+			baseURL+TenantServiceReleaseNameProcedure,
+			connect.WithSchema(tenantServiceMethods.ByName("ReleaseName")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// tenantServiceClient implements TenantServiceClient.
+type tenantServiceClient struct {
+	listTenants *connect.Client[v1.ListTenantsRequest, v1.ListTenantsResponse]
+	releaseName *connect.Client[v1.ReleaseNameRequest, v1.ReleaseNameResponse]
+}
+
+// ListTenants calls adit.hub.v1.TenantService.ListTenants.
+func (c *tenantServiceClient) ListTenants(ctx context.Context, req *v1.ListTenantsRequest) (*v1.ListTenantsResponse, error) {
+	response, err := c.listTenants.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ReleaseName calls adit.hub.v1.TenantService.ReleaseName.
+func (c *tenantServiceClient) ReleaseName(ctx context.Context, req *v1.ReleaseNameRequest) (*v1.ReleaseNameResponse, error) {
+	response, err := c.releaseName.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// TenantServiceHandler is an implementation of the adit.hub.v1.TenantService service.
+type TenantServiceHandler interface {
+	ListTenants(context.Context, *v1.ListTenantsRequest) (*v1.ListTenantsResponse, error)
+	// ReleaseName gives up a name that a tenant keeps after its tunnel was deleted.
+	ReleaseName(context.Context, *v1.ReleaseNameRequest) (*v1.ReleaseNameResponse, error)
+}
+
+// NewTenantServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewTenantServiceHandler(svc TenantServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	tenantServiceMethods := v1.File_hub_v1_admin_proto.Services().ByName("TenantService").Methods()
+	tenantServiceListTenantsHandler := connect.NewUnaryHandlerSimple(
+		TenantServiceListTenantsProcedure,
+		svc.ListTenants,
+		connect.WithSchema(tenantServiceMethods.ByName("ListTenants")),
+		connect.WithHandlerOptions(opts...),
+	)
+	tenantServiceReleaseNameHandler := connect.NewUnaryHandlerSimple(
+		TenantServiceReleaseNameProcedure,
+		svc.ReleaseName,
+		connect.WithSchema(tenantServiceMethods.ByName("ReleaseName")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/adit.hub.v1.TenantService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case TenantServiceListTenantsProcedure:
+			tenantServiceListTenantsHandler.ServeHTTP(w, r)
+		case TenantServiceReleaseNameProcedure:
+			tenantServiceReleaseNameHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedTenantServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedTenantServiceHandler struct{}
+
+func (UnimplementedTenantServiceHandler) ListTenants(context.Context, *v1.ListTenantsRequest) (*v1.ListTenantsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.TenantService.ListTenants is not implemented"))
+}
+
+func (UnimplementedTenantServiceHandler) ReleaseName(context.Context, *v1.ReleaseNameRequest) (*v1.ReleaseNameResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.TenantService.ReleaseName is not implemented"))
 }
 
 // ServerServiceClient is a client for the adit.hub.v1.ServerService service.

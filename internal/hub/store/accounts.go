@@ -1,0 +1,4 @@
+package store
+
+// accountTables are the tables of people: users, sign-ins, keys, providers.
+var accountTables = []string{}
