@@ -106,7 +106,7 @@ func (a *Acceptor) join(r *Replica, o *wirev1.Opening, b *binding) (*session, *r
 		r.pair.withdraw(s)
 		a.forgetRaw(s)
 		b.close(err)
-		a.noteEnd(r)
+		a.noteEnd(r, false)
 		return nil, reason.Wrap(err, reason.Internal, reason.HopEdge, "answer opening")
 	}
 	a.metrics.session(b.carrier, 1)

@@ -255,9 +255,15 @@ func (a *Acceptor) sessionEnded(r *Replica, s *session) {
 	a.metrics.session(s.carrier, -1)
 	a.forgetRaw(s)
 	a.log.Info("session ended", "replica", r.ID(), "host", r.hostName, "session", s.number, "carrier", s.carrier, "cause", context.Cause(s.ctx))
+	silent := errors.Is(context.Cause(s.ctx), errDead)
+	if silent {
+		// Should the agent live after all, the reset of a lane makes it look after its sessions.
+		r.lanes.dropIdle()
+		r.raw.dropIdle()
+	}
 	r.events.Lock()
 	defer r.events.Unlock()
-	if a.noteEnd(r) {
+	if a.noteEnd(r, silent) {
 		if a.cfg.Left != nil {
 			a.cfg.Left(r)
 		}
@@ -267,13 +273,13 @@ func (a *Acceptor) sessionEnded(r *Replica, s *session) {
 }
 
 // noteEnd reports whether r has no session left, and starts the time its lanes may outlive it.
-func (a *Acceptor) noteEnd(r *Replica) bool {
+func (a *Acceptor) noteEnd(r *Replica, silent bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(r.pair.all()) > 0 {
 		return false
 	}
-	r.lastSession = time.Now()
+	r.lastSession, r.silent = time.Now(), silent
 	return true
 }
 
@@ -281,7 +287,11 @@ func (a *Acceptor) noteEnd(r *Replica) bool {
 func (a *Acceptor) expired(r *Replica, now time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if r.gone || r.lastSession.IsZero() || now.Sub(r.lastSession) < a.timing.laneGrace {
+	grace := a.timing.laneGrace
+	if r.silent {
+		grace = a.timing.laneSilent
+	}
+	if r.gone || r.lastSession.IsZero() || now.Sub(r.lastSession) < grace {
 		return false
 	}
 	a.dropLocked(r)

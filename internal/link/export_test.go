@@ -19,7 +19,7 @@ func Fast() Timing {
 	t := defaultTiming()
 	t.ping, t.dead, t.probe = 200*time.Millisecond, 900*time.Millisecond, 500*time.Millisecond
 	t.laneWait = 2 * time.Second
-	t.laneShrink, t.laneGrace = 600*time.Millisecond, time.Second
+	t.laneShrink, t.laneGrace, t.laneSilent = 600*time.Millisecond, time.Second, 800*time.Millisecond
 	t.laneBackoff, t.tick = 50*time.Millisecond, 50*time.Millisecond
 	t.backoffMin, t.backoffMax, t.worked = 20*time.Millisecond, 500*time.Millisecond, 50*time.Millisecond
 	t.headStart, t.nextAddress, t.dial = 300*time.Millisecond, 50*time.Millisecond, 2*time.Second
@@ -109,3 +109,6 @@ func (r *Replica) LaneIDs() []uint64 {
 	}
 	return ids
 }
+
+// Default has the intervals of production.
+func Default() Timing { return defaultTiming() }

@@ -252,13 +252,14 @@ func (p *lanePool) tend(now time.Time) {
 	}
 }
 
-// dropIdle closes the idle lanes: the agent is believed to have moved.
+// dropIdle resets the idle lanes: the agent is believed to have moved, or to be gone.
 func (p *lanePool) dropIdle() {
 	p.mu.Lock()
 	idle := p.idle
 	p.idle = nil
 	p.mu.Unlock()
 	for _, l := range idle {
+		l.destroy(true)
 		p.drop(l)
 	}
 }

@@ -28,9 +28,9 @@ type plainConn struct {
 }
 
 func newRawLane(id uint64, t *net.TCPConn, answer *answerBox) *lane {
-	_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive, Count: 3})
+	setKeepAlive(t, keepAlive)
 	if rc, err := t.SyscallConn(); err == nil {
-		tuneSocket(rc, 3*keepAlive)
+		tuneSocket(rc)
 	}
 	c := &plainConn{TCPConn: t, idle: make(chan struct{}), answer: answer}
 	return &lane{id: id, conn: c, plain: c, raw: c, since: time.Now()}

@@ -44,6 +44,7 @@ type Replica struct {
 
 	// Guarded by acceptor.mu.
 	lastSession time.Time // when the last session ended; zero while one is up
+	silent      bool      // it ended because nothing was heard
 	gone        bool
 }
 

@@ -114,6 +114,7 @@ func (s *session) start() {
 		wg.Wait()
 		s.abortStreams()
 		s.pair.remove(s)
+		s.pair.askLanes()
 		close(s.done)
 		s.pair.owner.ended(s)
 	}()
@@ -212,6 +213,7 @@ func (s *session) watch() error {
 		if silent := steadyNow().Sub(time.Unix(0, s.heard.Load())); silent > t.dead-t.ping/2 {
 			return fmt.Errorf("%w: nothing heard for %v", errDead, silent.Round(time.Millisecond))
 		}
+		s.pair.watchLanes(t.dead)
 		s.ping()
 	}
 }

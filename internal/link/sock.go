@@ -53,8 +53,8 @@ func WrapTCP(c net.Conn) net.Conn {
 	} else if c != net.Conn(t) {
 		return c // it may change bytes
 	}
-	_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepAlive, Interval: keepAlive, Count: 3})
-	tuneSocket(rc, 3*keepAlive)
+	setKeepAlive(t, keepAlive)
+	tuneSocket(rc)
 	return s
 }
 

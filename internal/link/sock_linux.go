@@ -9,11 +9,10 @@ import (
 )
 
 // tuneSocket prepares a TCP socket for lanes: best congestion control the kernel offers, a low
-// retransmission floor, and an end to silence. What the kernel lacks is left as it is.
-func tuneSocket(c syscall.RawConn, userTimeout time.Duration) {
+// retransmission floor. What the kernel lacks is left as it is.
+func tuneSocket(c syscall.RawConn) {
 	_ = c.Control(func(fd uintptr) {
 		_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "bbr")
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, tcpRTOMinUs, 20_000)
 	})
 }
@@ -61,6 +60,22 @@ func closedByPeer(c syscall.RawConn) (closed bool) {
 		closed = err == nil && info.State == stateClose
 	})
 	return closed
+}
+
+// unanswered is how long the peer's kernel has left questions of ours unanswered: data, probes of a
+// window that is closed, keep-alives. 0 while it owes at most one answer.
+func unanswered(t *net.TCPConn) (silent time.Duration) {
+	c, err := t.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = c.Control(func(fd uintptr) {
+		i, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err == nil && (i.Probes >= 2 || i.Unacked > 0 && i.Retransmits >= 2) {
+			silent = time.Duration(min(i.Last_ack_recv, i.Last_data_recv)) * time.Millisecond
+		}
+	})
+	return silent
 }
 
 const canWaitReadable = true

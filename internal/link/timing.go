@@ -24,6 +24,9 @@ type timing struct {
 	laneShrink time.Duration
 	// laneGrace is how long lanes outlive the last session of their replica.
 	laneGrace time.Duration
+	// laneSilent is the same where the session ended because nothing was heard: long enough for an
+	// agent that lives to be back over another carrier.
+	laneSilent time.Duration
 	// laneAge and laneBytes retire a lane.
 	laneAge   time.Duration
 	laneBytes int64
@@ -57,7 +60,7 @@ func defaultTiming() timing {
 	return timing{
 		ping: 15 * time.Second, dead: 45 * time.Second, probe: 3 * time.Second,
 		answer: 2 * time.Second, stalled: 5 * time.Second, stalledBytes: 256 << 20,
-		laneWait: 5 * time.Second, laneShrink: time.Minute, laneGrace: time.Minute,
+		laneWait: 5 * time.Second, laneShrink: time.Minute, laneGrace: time.Minute, laneSilent: 15 * time.Second,
 		laneAge: 24 * time.Hour, laneBytes: 64 << 30, laneBackoff: time.Second,
 		rawRate: 200,
 		tick:    time.Second, linger: 30 * time.Second,
