@@ -18,7 +18,6 @@ import (
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
 
-	"github.com/adit-dev/adit/api/hub/v1/hubv1connect"
 	"github.com/adit-dev/adit/internal/config"
 	"github.com/adit-dev/adit/internal/hublink"
 	"github.com/adit-dev/adit/internal/outbound"
@@ -140,19 +139,40 @@ func localClient(dataDir string) (*client, error) {
 }
 
 func newClient(h *http.Client, base, key, where string) *client {
-	auth := connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
-		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-			req.Header().Set("Authorization", "Bearer "+key)
-			ctx, cancel := context.WithTimeout(ctx, rpcTimeout)
-			defer cancel()
-			resp, err := next(ctx, req)
-			if err != nil {
-				return nil, explainCall(err, where)
-			}
-			return resp, nil
+	return &client{http: h, base: base, opts: []connect.ClientOption{connect.WithInterceptors(bearer{key, where})}, where: where}
+}
+
+// bearer sends the key with every call, and says of unary ones which server was meant when nobody
+// answered.
+type bearer struct{ key, where string }
+
+func (b bearer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		if b.key != "" {
+			req.Header().Set("Authorization", "Bearer "+b.key)
 		}
-	})
-	return &client{http: h, base: base, opts: []connect.ClientOption{connect.WithInterceptors(auth)}, where: where}
+		ctx, cancel := context.WithTimeout(ctx, rpcTimeout)
+		defer cancel()
+		resp, err := next(ctx, req)
+		if err != nil {
+			return nil, explainCall(err, b.where)
+		}
+		return resp, nil
+	}
+}
+
+func (b bearer) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		conn := next(ctx, spec)
+		if b.key != "" {
+			conn.RequestHeader().Set("Authorization", "Bearer "+b.key)
+		}
+		return conn
+	}
+}
+
+func (b bearer) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
 }
 
 // explainCall adds which server was meant when nobody answered.
@@ -168,26 +188,6 @@ func explainCall(err error, where string) error {
 }
 
 func (c *client) close() { c.http.CloseIdleConnections() }
-
-func (c *client) invites() hubv1connect.InviteServiceClient {
-	return hubv1connect.NewInviteServiceClient(c.http, c.base, c.opts...)
-}
-
-func (c *client) tunnels() hubv1connect.TunnelServiceClient {
-	return hubv1connect.NewTunnelServiceClient(c.http, c.base, c.opts...)
-}
-
-func (c *client) agents() hubv1connect.AgentServiceClient {
-	return hubv1connect.NewAgentServiceClient(c.http, c.base, c.opts...)
-}
-
-func (c *client) ports() hubv1connect.PortServiceClient {
-	return hubv1connect.NewPortServiceClient(c.http, c.base, c.opts...)
-}
-
-func (c *client) edges() hubv1connect.EdgeServiceClient {
-	return hubv1connect.NewEdgeServiceClient(c.http, c.base, c.opts...)
-}
 
 // call is the frame of a management command: dial, run, close.
 func (a *app) call(run func(ctx context.Context, c *client, args []string) error) func(*cobra.Command, []string) error {
