@@ -22,6 +22,7 @@ type tunnel struct {
 	Hostname      string     `json:"hostname,omitempty"`
 	Port          uint32     `json:"port,omitempty"`
 	PortLast      uint32     `json:"port_last,omitempty"`
+	HTTPPorts     []uint32   `json:"http_ports,omitempty"`
 	State         string     `json:"state"`
 	Reason        string     `json:"reason"`
 	Detail        string     `json:"detail"`
@@ -64,7 +65,7 @@ func accessText(m hubv1.Access_Mode) string {
 func tunnelView(s *hubv1.TunnelStatus) tunnel {
 	t := s.GetTunnel()
 	v := tunnel{ID: t.GetId(), Name: t.GetName(), URL: s.GetUrl(), Kind: kindText(t.GetKind()), Hostname: t.GetHostname(),
-		Port: t.GetPort(), PortLast: t.GetPortLast(), State: s.GetState(), Reason: s.GetReason(), Detail: s.GetDetail(),
+		Port: t.GetPort(), PortLast: t.GetPortLast(), HTTPPorts: t.GetHttpPorts(), State: s.GetState(), Reason: s.GetReason(), Detail: s.GetDetail(),
 		Access: accessText(t.GetAccess().GetMode()), CarrierPolicy: enumText(t.GetCarrierPolicy().String(), "CARRIER_POLICY_"),
 		Origins: []string{}, Tenant: t.GetTenant(), Source: t.GetSource(), Replicas: s.GetReplicas(), Conflicts: []conflict{},
 		CreatedAt: when(t.GetCreatedAt()), OrphanedAt: when(t.GetOrphanedAt())}
@@ -149,7 +150,7 @@ func (a *app) printTunnel(t tunnel) error {
 		conflicts = append(conflicts, fmt.Sprintf("%s: %s", c.Code, c.Detail))
 	}
 	return a.fields("tunnel", t.label(), "id", t.ID, "name", t.Name, "url", t.URL, "kind", t.Kind, "state", t.State, "reason", t.Reason,
-		"detail", t.Detail, "access", t.Access, "origin", strings.Join(t.Origins, " "), "carrier policy", t.CarrierPolicy,
+		"detail", t.Detail, "clear http ports", strings.Trim(fmt.Sprint(t.HTTPPorts), "[]"), "access", t.Access, "origin", strings.Join(t.Origins, " "), "carrier policy", t.CarrierPolicy,
 		"replicas", strconv.Itoa(int(t.Replicas)), "tenant", t.Tenant, "source", t.Source, "created", showTime(t.CreatedAt),
 		"offline since", showTime(t.OrphanedAt), "refused claims", strings.Join(conflicts, "; "))
 }

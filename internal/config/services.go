@@ -35,6 +35,7 @@ const (
 	maxListBytes   = 1 << 20
 	maxServiceName = 64
 	maxPortRange   = 512
+	maxHTTPPorts   = 16
 	maxIdleSeconds = 3600
 	defaultUDPIdle = 120
 	maxProblems    = 20
@@ -60,7 +61,7 @@ func ParseServices(set ServiceLists, file []byte) (Services, error) {
 		fields              []string
 		read                func(*entry) *hubv1.DeclaredTunnel
 	}{
-		{listServices, set.Services, exampleService, []string{"name", "hostname", "origin", "tls_mode", "proxy_protocol", "origin_server_name", "access", "carrier_policy", "host_header", "insecure_skip_verify"}, readService},
+		{listServices, set.Services, exampleService, []string{"name", "hostname", "origin", "tls_mode", "proxy_protocol", "origin_server_name", "access", "carrier_policy", "host_header", "insecure_skip_verify", "http_ports"}, readService},
 		{listTCP, set.TCP, exampleTCP, []string{"name", "origin", "listen_port", "proxy_protocol", "origin_server_name", "access", "carrier_policy"}, readTCP},
 		{listUDP, set.UDP, exampleUDP, []string{"name", "origin", "listen_port", "listen_port_range", "idle_timeout_secs", "proxy_protocol", "access", "carrier_policy"}, readUDP},
 	} {
@@ -157,7 +158,16 @@ func (p *serviceParser) unique() {
 		}
 		seen[c] = key
 	}
+	clear := map[uint32]string{}
+	for _, t := range p.out {
+		for _, port := range t.HttpPorts {
+			clear[port] = t.Key
+		}
+	}
 	for i, t := range p.out {
+		if key, ok := clear[t.Port]; ok && t.Kind == wirev1.Kind_KIND_TCP {
+			p.fail(fmt.Errorf("%s (%s): field %q: port %d is a clear HTTP port of %s already; choose another", t.Key, t.Name, "listen_port", t.Port, key))
+		}
 		switch t.Kind {
 		case wirev1.Kind_KIND_TCP, wirev1.Kind_KIND_UDP:
 			once(t.Kind, "name", t.Name, t.Key)
@@ -199,13 +209,14 @@ func readService(e *entry) *hubv1.DeclaredTunnel {
 	}
 	t.Origin.ServerName = e.serverName()
 	t.Origin.ProxyProtocol = e.oneOf("proxy_protocol", "none", "v1", "v2")
-	for _, f := range []string{"host_header", "insecure_skip_verify"} {
+	for _, f := range []string{"host_header", "insecure_skip_verify", "http_ports"} {
 		if mode != "terminate" && e.has(f) {
 			e.fail(f, "is possible only where the edge speaks HTTP to the origin; set tls_mode to terminate, or leave it out")
 		}
 	}
 	t.Origin.HostHeader = e.text("host_header", optional)
 	t.Origin.InsecureSkipVerify = e.boolean("insecure_skip_verify")
+	t.HttpPorts = e.portList("http_ports")
 	t.Origin.Url = e.origin(t, false)
 	e.common(t)
 	return t

@@ -193,6 +193,29 @@ func (e *entry) portRange() (first, last uint32) {
 	return v[0], v[1]
 }
 
+// portList reads a list of ports, in order and without doubles.
+func (e *entry) portList(field string) []uint32 {
+	if !e.has(field) {
+		return nil
+	}
+	n := e.values[field]
+	if n.Kind != yaml.SequenceNode || len(n.Content) > maxHTTPPorts {
+		e.fail(field, "is %s, want a list of at most %d ports, as [80, 8080]", kindOf(n), maxHTTPPorts)
+		return nil
+	}
+	var out []uint32
+	for _, c := range n.Content {
+		v, why := number(resolve(c), 1, 65535)
+		if why != "" {
+			e.fail(field, "%s", why)
+			return nil
+		}
+		out = append(out, v)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 func (e *entry) name(must bool) string {
 	s := e.text("name", must)
 	switch {

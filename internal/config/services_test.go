@@ -53,6 +53,13 @@ func TestParseServices(t *testing.T) {
 			},
 		},
 		{
+			"clear HTTP ports",
+			ServiceLists{Services: `[{"hostname": "a.example.com", "origin": "http://o:1", "tls_mode": "terminate", "http_ports": [8080, 80, 8080]}]`}, "",
+			Services{
+				{Key: "services[0]", Name: "a.example.com", Kind: kindHTTP, Hostname: "a.example.com", Access: protected, CarrierPolicy: auto, HttpPorts: []uint32{80, 8080}, Origin: &hubv1.Origin{Url: "http://o:1", ProxyProtocol: "none"}},
+			},
+		},
+		{
 			"server name makes the agent speak TLS",
 			ServiceLists{Services: `[{"hostname": "a.example.com", "origin": "o:443", "origin_server_name": "o.Internal"},
 				{"hostname": "b.example.com", "origin": "o:443", "origin_server_name": "o.internal", "tls_mode": "terminate"}]`}, "",
@@ -136,6 +143,11 @@ func TestParseServicesErrors(t *testing.T) {
 		{"access wrong", services(`[{"hostname": "a.example.com", "origin": "h:443", "access": true}]`), "", []string{`"access": is true, want text in quotes`}},
 		{"raw for tcp", tcp(`[{"name": "ssh", "origin": "h:22", "listen_port": 22, "carrier_policy": "raw"}]`), "", []string{"passthrough only"}},
 		{"host_header with passthrough", services(`[{"hostname": "a.example.com", "origin": "h:443", "host_header": "x"}]`), "", []string{"set tls_mode to terminate"}},
+		{"clear HTTP ports with passthrough", services(`[{"hostname": "a.example.com", "origin": "h:443", "http_ports": [80]}]`), "", []string{`"http_ports"`, "set tls_mode to terminate"}},
+		{"clear HTTP port no list", services(`[{"hostname": "a.example.com", "origin": "http://h:1", "tls_mode": "terminate", "http_ports": 80}]`), "", []string{`"http_ports": is the number 80, want a list of at most 16 ports, as [80, 8080]`}},
+		{"clear HTTP port wrong", services(`[{"hostname": "a.example.com", "origin": "http://h:1", "tls_mode": "terminate", "http_ports": [70000]}]`), "", []string{`"http_ports": value 70000 is out of range`}},
+		{"clear HTTP port of a tcp service", ServiceLists{Services: `[{"hostname": "a.example.com", "origin": "http://h:1", "tls_mode": "terminate", "http_ports": [8080]}]`,
+			TCP: `[{"name": "x", "origin": "h:22", "listen_port": 8080}]`}, "", []string{`tcp_services[0] (x): field "listen_port": port 8080 is a clear HTTP port of services[0] already`}},
 		{"port and range", udp(`[{"name": "a", "origin": "h", "listen_port": 1, "listen_port_range": [1, 2]}]`), "", []string{"keep one of them"}},
 		{"neither port nor range", udp(`[{"name": "a", "origin": "h:1"}]`), "", []string{"listen_port_range as [first, last]"}},
 		{"range reversed", udp(`[{"name": "a", "origin": "h", "listen_port_range": [9, 2]}]`), "", []string{"smaller port first"}},

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"time"
@@ -38,6 +39,11 @@ type Config struct {
 	Challenge func(http.ResponseWriter, *http.Request) bool
 	// HTTPSPort is where port 80 redirects to; 0 = 443.
 	HTTPSPort uint16
+	// HTTPPort is the port of the plain HTTP listener, where a tunnel may have its host served in
+	// clear text as on its other clear HTTP ports; 0 = there is no such listener.
+	HTTPPort uint16
+	// ServeClear takes a connection to a clear HTTP port of tunnels; nil resets it.
+	ServeClear func(c net.Conn, port uint16)
 	// ListenHost is the address that raw ports are bound on; empty = all.
 	ListenHost string
 	// Conns are the caps on visitor connections that front and raw ports share.

@@ -1,24 +1,29 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/edge/route"
 	"github.com/adit-dev/adit/internal/edge/udp"
 	"github.com/adit-dev/adit/internal/front"
 	"github.com/adit-dev/adit/internal/reason"
 )
 
-// place is where a tcp tunnel listens; the zero address is the edge's own choice.
+// place is where a tcp tunnel, or a clear HTTP port, listens; the zero address is the edge's own
+// choice.
 type place struct {
 	addr netip.Addr
 	port uint16
@@ -38,15 +43,20 @@ type ports struct {
 
 	mu     sync.Mutex
 	closed bool
-	places map[string]place // of tcp tunnels, by id
-	want   map[place]map[string]bool
+	places map[string][]place // of tunnels, by id
+	want   map[place]map[string]wirev1.Kind
 	bound  map[place]net.Listener
 	// touched are places to look at in the next reconcile.
 	touched map[place]bool
 	// waiting are udp tunnels that could not be bound.
-	waiting map[string]*hubv1.Tunnel
-	// problems by tunnel id.
-	problems map[string]*hubv1.PortReport
+	waiting  map[string]*hubv1.Tunnel
+	problems map[problemKey]*hubv1.PortReport
+}
+
+// problemKey is a tunnel and one of its ports.
+type problemKey struct {
+	id   string
+	port uint32
 }
 
 func newPorts(e *Edge) (*ports, error) {
@@ -55,8 +65,8 @@ func newPorts(e *Edge) (*ports, error) {
 		return nil, err
 	}
 	p := &ports{
-		edge: e, places: map[string]place{}, want: map[place]map[string]bool{}, bound: map[place]net.Listener{},
-		touched: map[place]bool{}, waiting: map[string]*hubv1.Tunnel{}, problems: map[string]*hubv1.PortReport{},
+		edge: e, places: map[string][]place{}, want: map[place]map[string]wirev1.Kind{}, bound: map[place]net.Listener{},
+		touched: map[place]bool{}, waiting: map[string]*hubv1.Tunnel{}, problems: map[problemKey]*hubv1.PortReport{},
 		udp: udp.New(udp.Config{Source: e.registry, Address: addr, Log: e.cfg.Log, Registry: e.cfg.Registry, Now: e.cfg.Now}),
 	}
 	p.visits, p.end = context.WithCancel(context.Background())
@@ -84,37 +94,56 @@ func (p *ports) change(id string, t *hubv1.Tunnel) {
 	if p.closed {
 		return
 	}
-	if old, ok := p.places[id]; ok && (t.GetKind() != wirev1.Kind_KIND_TCP || placeOf(t) != old) {
-		delete(p.places, id)
+	now := p.placesOf(t)
+	for _, old := range p.places[id] {
+		if slices.Contains(now, old) {
+			continue
+		}
 		if delete(p.want[old], id); len(p.want[old]) == 0 {
 			delete(p.want, old)
 		}
-		delete(p.problems, id)
+		delete(p.problems, problemKey{id, uint32(old.port)})
 		p.touched[old] = true
 	}
-	if t.GetKind() == wirev1.Kind_KIND_TCP {
-		at := placeOf(t)
-		p.places[id] = at
+	delete(p.places, id)
+	if len(now) > 0 {
+		p.places[id] = now
+	}
+	for _, at := range now {
 		if p.want[at] == nil {
-			p.want[at] = map[string]bool{}
+			p.want[at] = map[string]wirev1.Kind{}
 		}
-		p.want[at][id] = true
+		p.want[at][id] = t.GetKind()
 		p.touched[at] = true
 	}
 	if t.GetKind() == wirev1.Kind_KIND_UDP {
 		p.setUDP(t)
-	} else {
-		p.udp.Remove(id)
-		if _, waits := p.waiting[id]; waits {
-			delete(p.waiting, id)
-			delete(p.problems, id)
-		}
+		return
+	}
+	p.udp.Remove(id)
+	if old, waits := p.waiting[id]; waits {
+		delete(p.waiting, id)
+		delete(p.problems, problemKey{id, old.GetPort()})
 	}
 }
 
-func placeOf(t *hubv1.Tunnel) place {
+// placesOf are where a tunnel listens by itself: not on 443, nor on the plain HTTP listener.
+func (p *ports) placesOf(t *hubv1.Tunnel) []place {
 	a, _ := netip.ParseAddr(t.GetAddress())
-	return place{addr: a.Unmap(), port: uint16(t.GetPort())}
+	a = a.Unmap()
+	switch t.GetKind() {
+	case wirev1.Kind_KIND_TCP:
+		return []place{{a, uint16(t.GetPort())}}
+	case wirev1.Kind_KIND_HTTP:
+		var out []place
+		for _, port := range t.GetHttpPorts() {
+			if !p.edge.plainHTTP(port) {
+				out = append(out, place{a, uint16(port)})
+			}
+		}
+		return out
+	}
+	return nil
 }
 
 // setUDP binds a udp tunnel. p.mu is held.
@@ -122,7 +151,7 @@ func (p *ports) setUDP(t *hubv1.Tunnel) {
 	err := p.udp.Set(t)
 	if err == nil {
 		delete(p.waiting, t.GetId())
-		delete(p.problems, t.GetId())
+		delete(p.problems, problemKey{t.GetId(), t.GetPort()})
 		return
 	}
 	p.waiting[t.GetId()] = t
@@ -131,10 +160,11 @@ func (p *ports) setUDP(t *hubv1.Tunnel) {
 
 // trouble notes why a port is not bound. p.mu is held.
 func (p *ports) trouble(id string, kind wirev1.Kind, port uint32, text string) {
-	if old := p.problems[id]; old.GetProblem() != text {
+	key := problemKey{id, port}
+	if old := p.problems[key]; old.GetProblem() != text {
 		p.edge.cfg.Log.Warn("a port cannot be bound; the others serve on", "kind", kindNames[kind], "port", port, "tunnel", id, "err", text)
 	}
-	p.problems[id] = &hubv1.PortReport{Kind: kind, Port: port, TunnelId: id, Problem: text}
+	p.problems[key] = &hubv1.PortReport{Kind: kind, Port: port, TunnelId: id, Problem: text}
 }
 
 // reconcile binds and unbinds the places that changed.
@@ -172,11 +202,11 @@ func (p *ports) bind(at place) {
 			problem = bindProblem(err, at.port)
 		}
 	}
-	for id := range p.want[at] {
+	for id, kind := range p.want[at] {
 		if problem == "" {
-			delete(p.problems, id)
+			delete(p.problems, problemKey{id, uint32(at.port)})
 		} else {
-			p.trouble(id, wirev1.Kind_KIND_TCP, uint32(at.port), problem)
+			p.trouble(id, kind, uint32(at.port), problem)
 		}
 	}
 }
@@ -231,17 +261,25 @@ func (p *ports) retry(ctx context.Context) {
 func (p *ports) problem(id string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.problems[id].GetProblem()
+	for key, r := range p.problems {
+		if key.id == id {
+			return r.GetProblem()
+		}
+	}
+	return ""
 }
 
-// reports are all problems, by tunnel id.
+// reports are all problems, by tunnel id and port.
 func (p *ports) reports() []*hubv1.PortReport {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []*hubv1.PortReport
-	for _, id := range sortedKeys(p.problems) {
-		out = append(out, p.problems[id])
+	for _, r := range p.problems {
+		out = append(out, r)
 	}
+	slices.SortFunc(out, func(a, b *hubv1.PortReport) int {
+		return cmp.Or(strings.Compare(a.GetTunnelId(), b.GetTunnelId()), cmp.Compare(a.GetPort(), b.GetPort()))
+	})
 	return out
 }
 
@@ -265,6 +303,9 @@ func (p *ports) accept(l net.Listener, at place) {
 			continue
 		}
 		pause = 0
+		if p.clear(c, at) {
+			continue
+		}
 		if !conns.AcquireTotal() {
 			p.edge.metrics.connections.WithLabelValues("tcp", string(reason.RateLimited)).Inc()
 			_ = c.Close()
@@ -277,9 +318,23 @@ func (p *ports) accept(l net.Listener, at place) {
 	}
 }
 
+// tunnel is the tcp tunnel on a place, as the visitor of c reached it; nil = none.
+func (p *ports) tunnel(c net.Conn, at place) *route.Entry {
+	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
+	return p.edge.view.Load().table.Port(netip.AddrPortFrom(local.Addr(), at.port))
+}
+
+// clear hands a connection to a clear HTTP port on.
+func (p *ports) clear(c net.Conn, at place) bool {
+	if p.edge.cfg.ServeClear == nil || p.tunnel(c, at) != nil {
+		return false
+	}
+	p.edge.cfg.ServeClear(c, at.port)
+	return true
+}
+
 func (p *ports) serve(c net.Conn, at place) {
 	e := p.edge
-	local := c.LocalAddr().(*net.TCPAddr).AddrPort()
 	fc, err := front.Resolve(c, e.cfg.ProxyFrom)
 	if err != nil {
 		e.cfg.Log.Debug("connection refused", "peer", c.RemoteAddr(), "reason", "proxy_header", "err", err)
@@ -292,7 +347,7 @@ func (p *ports) serve(c net.Conn, at place) {
 		return
 	}
 	defer e.cfg.Conns.ReleaseAddress(fc.Visitor().Addr())
-	t := e.view.Load().table.Port(netip.AddrPortFrom(local.Addr(), at.port))
+	t := p.tunnel(c, at)
 	if t == nil {
 		_ = fc.Reset()
 		return

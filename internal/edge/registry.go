@@ -101,7 +101,10 @@ func (g *registry) judge(v *view, r *link.Replica, id string) *wirev1.TunnelVerd
 		out.Detail = "the tunnel belongs to another token"
 	default:
 		if problem := g.edge.ports.problem(id); problem != "" {
-			out.Verdict, out.Detail = string(reason.PortUnavailable), problem
+			out.Detail = problem
+			if t.Tunnel.GetKind() != wirev1.Kind_KIND_HTTP { // TLS is left
+				out.Verdict = string(reason.PortUnavailable)
+			}
 		}
 	}
 	return out

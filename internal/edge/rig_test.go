@@ -272,7 +272,7 @@ func startEdge(t *testing.T, hub *hubFeed, change func(*Config)) *rig {
 	r := &rig{t: t, hub: hub, front: f, reg: prometheus.NewRegistry(), addr: f.HTTPSAddr().String()}
 	cfg := Config{
 		Key: key, Feed: hub, HubHost: linktest.HubHost, OwnNames: []string{linktest.HubHost}, ListenHost: "127.0.0.1",
-		HTTPSPort: f.HTTPSAddr().Port(), Conns: f.Conns(), Software: "test", Registry: r.reg,
+		HTTPSPort: f.HTTPSAddr().Port(), HTTPPort: f.HTTPAddr().Port(), ServeClear: f.ServeClear, Conns: f.Conns(), Software: "test", Registry: r.reg,
 		ReportInterval: 200 * time.Millisecond, ReconnectMin: 10 * time.Millisecond, ReconnectMax: 100 * time.Millisecond,
 		RetryPort: 50 * time.Millisecond,
 		OwnHTTP:   http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hub") }),

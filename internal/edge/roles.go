@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/edge/pages"
+	"github.com/adit-dev/adit/internal/edge/route"
 	"github.com/adit-dev/adit/internal/front"
 	"github.com/adit-dev/adit/internal/hostname"
 	"github.com/adit-dev/adit/internal/link"
@@ -120,8 +122,17 @@ func (e *Edge) servePlain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-	if !e.own[host] && e.view.Load().table.Host(local.AddrPort(), host) == nil {
-		fail(w, r, reason.New(reason.NoRoute, reason.HopEdge, "nothing is published as %s", host))
+	port, own := front.ClearPort(r.Context()), e.own[host]
+	var t *route.Entry
+	if !own {
+		t = e.view.Load().table.Host(local.AddrPort(), host)
+	}
+	switch {
+	case t != nil && e.servesClear(t.Tunnel, port):
+		e.serveClear(w, r, t.Tunnel)
+		return
+	case t == nil && !own || port != 0:
+		fail(w, r, reason.New(reason.NoRoute, reason.HopEdge, "nothing is published as %s in clear text on this port", host))
 		return
 	}
 	target, ok := secureURL(host, e.cfg.HTTPSPort, r.URL)
@@ -135,6 +146,34 @@ func (e *Edge) servePlain(w http.ResponseWriter, r *http.Request) {
 		status = http.StatusMovedPermanently
 	}
 	http.Redirect(w, r, target, status)
+}
+
+// servesClear reports whether a tunnel's host is served in clear text on a port of its own, or (0) on
+// the plain HTTP listener.
+func (e *Edge) servesClear(t *hubv1.Tunnel, port uint16) bool {
+	return slices.ContainsFunc(t.GetHttpPorts(), func(p uint32) bool {
+		if port == 0 {
+			return e.plainHTTP(p)
+		}
+		return p == uint32(port)
+	})
+}
+
+// plainHTTP reports whether a clear HTTP port is the plain HTTP listener: 80, whatever that is bound
+// to, or the port that it is bound to.
+func (e *Edge) plainHTTP(p uint32) bool {
+	return e.cfg.HTTPPort != 0 && (p == 80 || p == uint32(e.cfg.HTTPPort))
+}
+
+// serveClear serves a request in clear text. Its connection counts for the tunnel that the first one
+// is for, since nothing told before which that is.
+func (e *Edge) serveClear(w http.ResponseWriter, r *http.Request, t *hubv1.Tunnel) {
+	if !front.Enter(r.Context(), func() (func(), bool) { return e.enter(t.GetId()) }) {
+		w.Header().Set("Connection", "close")
+		fail(w, r, reason.New(reason.RateLimited, reason.HopEdge, "%s has %d connections, its cap; raise --max-connections-per-tunnel", t.GetName(), e.cfg.MaxConnsPerTunnel))
+		return
+	}
+	e.proxy.ServeHTTP(w, r)
 }
 
 // secureURL is where a request to port 80 is sent. Only path and query are the visitor's.

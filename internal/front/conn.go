@@ -26,6 +26,10 @@ type Conn struct {
 
 	replay        []byte
 	remote, local netip.AddrPort
+	clearPort     uint16
+
+	entering sync.Mutex
+	entered  bool
 
 	mu   sync.Mutex
 	over bool

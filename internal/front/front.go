@@ -81,7 +81,7 @@ type Roles struct {
 	// requests, hijacked ones too, ends with cause ErrDrained when the time to drain is over;
 	// handlers have a second then to say goodbye (a WebSocket close frame).
 	HTTP http.Handler
-	// PlainHTTP serves port 80.
+	// PlainHTTP serves port 80, and what ServeClear was given.
 	PlainHTTP http.Handler
 	// Raw takes a TCP connection whose first byte is not a TLS handshake, and returns when it is
 	// proven or refused; nil closes it.
@@ -112,6 +112,7 @@ type Front struct {
 	end             context.CancelFunc
 	endVisits       context.CancelCauseFunc
 	closing, closed chan struct{}
+	serving         chan struct{} // closed when roles are known
 	once, closeOnce sync.Once
 	beginning       sync.Mutex
 	wg              sync.WaitGroup
@@ -136,7 +137,7 @@ func Listen(cfg Config) (*Front, error) {
 	cfg.defaults()
 	f := &Front{
 		cfg: cfg, conns: limits.NewConns(cfg.MaxConns, cfg.MaxConnsPerAddress), metrics: newMetrics(cfg.Registry),
-		closing: make(chan struct{}), closed: make(chan struct{}), open: map[*Conn]phase{}, empty: make(chan struct{}),
+		closing: make(chan struct{}), closed: make(chan struct{}), serving: make(chan struct{}), open: map[*Conn]phase{}, empty: make(chan struct{}),
 	}
 	f.base, f.end = context.WithCancel(context.Background())
 	f.visits, f.endVisits = context.WithCancelCause(f.base)
@@ -151,6 +152,7 @@ func Listen(cfg Config) (*Front, error) {
 	}
 	f.tcp = tcp
 	f.tlsFeed = newFeed(tcp.Addr())
+	f.plainFeed = newFeed(tcp.Addr())
 	if f.plain != nil {
 		f.plainFeed = newFeed(f.plain.Addr())
 	}
@@ -255,6 +257,7 @@ func (f *Front) begin(r Roles) error {
 	}
 	f.tickets.rotate(f.tls, f.udp.h3)
 	f.start()
+	close(f.serving)
 	return nil
 }
 
@@ -262,8 +265,8 @@ func (f *Front) begin(r Roles) error {
 func (f *Front) start() {
 	f.serveHTTP(f.tlsFeed, f.altSvc(f.roles.HTTP))
 	f.wg.Go(func() { f.accept(f.tcp, f.serveTLS) })
+	f.serveHTTP(f.plainFeed, f.roles.PlainHTTP)
 	if f.plain != nil {
-		f.serveHTTP(f.plainFeed, f.roles.PlainHTTP)
 		f.wg.Go(func() { f.accept(f.plain, f.servePlain) })
 	}
 	f.wg.Go(f.udp.accept)

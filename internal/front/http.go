@@ -70,6 +70,34 @@ func HandOver(ctx context.Context) {
 	}
 }
 
+// ClearPort is the port that ServeClear was given the connection of a request with; 0 for others.
+func ClearPort(ctx context.Context) uint16 {
+	if c, ok := ctx.Value(connKey{}).(*Conn); ok {
+		return c.clearPort
+	}
+	return 0
+}
+
+// Enter has the connection of a clear request counted by enter, until it ends, for whom its first
+// request is for; false when that was refused.
+func Enter(ctx context.Context, enter func() (leave func(), ok bool)) bool {
+	c, ok := ctx.Value(connKey{}).(*Conn)
+	if !ok {
+		return true
+	}
+	c.entering.Lock()
+	defer c.entering.Unlock()
+	if c.entered {
+		return true
+	}
+	leave, ok := enter()
+	if ok {
+		c.entered = true
+		c.holds(leave)
+	}
+	return ok
+}
+
 // socket is our connection under c.
 func socket(c net.Conn) *Conn {
 	if t, ok := c.(*tls.Conn); ok {
@@ -110,6 +138,8 @@ func (f *Front) serveHTTP(l *feed, h http.Handler) {
 	}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetHTTP2(true)
+	// In clear text by prior knowledge, as gRPC speaks it.
+	s.Protocols.SetUnencryptedHTTP2(true)
 	f.mu.Lock()
 	f.servers = append(f.servers, s)
 	f.mu.Unlock()

@@ -48,9 +48,7 @@ func (f *Front) accept(l net.Listener, serve func(*Conn)) {
 			}
 		}
 		pause = 0
-		if !f.conns.AcquireTotal() {
-			f.metrics.refused.WithLabelValues("max_connections").Inc()
-			_ = c.Close()
+		if !f.room(c) {
 			continue
 		}
 		f.wg.Go(func() {
@@ -59,6 +57,49 @@ func (f *Front) accept(l net.Listener, serve func(*Conn)) {
 			}
 		})
 	}
+}
+
+// room takes a place for c, or closes it.
+func (f *Front) room(c net.Conn) bool {
+	if f.conns.AcquireTotal() {
+		return true
+	}
+	f.metrics.refused.WithLabelValues("max_connections").Inc()
+	_ = c.Close()
+	return false
+}
+
+// ServeClear takes over a connection that somebody else accepted on a port for clear HTTP;
+// Roles.PlainHTTP serves it, and ClearPort tells its requests by port. It does not wait.
+func (f *Front) ServeClear(c net.Conn, port uint16) {
+	if !f.room(c) {
+		return
+	}
+	f.mu.Lock()
+	stopped := f.stopped
+	if !stopped {
+		f.wg.Add(1)
+	}
+	f.mu.Unlock()
+	if stopped {
+		_ = c.Close()
+		f.conns.ReleaseTotal()
+		return
+	}
+	go func() {
+		defer f.wg.Done()
+		fc := f.admit(c)
+		if fc == nil {
+			return
+		}
+		fc.clearPort = port
+		select {
+		case <-f.serving:
+			f.servePlain(fc)
+		case <-f.closing:
+			_ = fc.Close()
+		}
+	}()
 }
 
 // admit finds out who c is from and gives it its places; nil when it was closed.

@@ -83,6 +83,7 @@ func (d *declaring) parse(list []*hubv1.DeclaredTunnel) {
 		}
 		d.claims[i] = c
 	}
+	d.parseShared()
 }
 
 func (d *declaring) refuse(i int, p *Problem) {
@@ -209,6 +210,9 @@ func (d *declaring) claim(tx *store.Tx, tok *store.Token, c *claim) error {
 			return err
 		}
 	}
+	if err := d.claimHTTPPorts(tx, tok, c); err != nil {
+		return err
+	}
 	t, err := tx.Tunnel(c.tunnel.Id)
 	if errors.Is(err, store.ErrNotFound) {
 		return d.add(tx, tok, c)
@@ -273,6 +277,9 @@ func (d *declaring) add(tx *store.Tx, tok *store.Token, c *claim) error {
 	if err := tx.AddTunnel(t, c.protocol, c.first, c.last); err != nil {
 		return err
 	}
+	if err := tx.SetHTTPPorts(t.ID, c.tunnel.HttpPorts); err != nil {
+		return err
+	}
 	tx.Changed("tunnel/" + t.ID)
 	return nil
 }
@@ -296,6 +303,9 @@ func (d *declaring) update(tx *store.Tx, tok *store.Token, c *claim, t *store.Tu
 		return err
 	}
 	t.Name, t.OrphanedAt, t.OrphanMark = c.tunnel.Name, 0, 0
+	if err := tx.SetHTTPPorts(t.ID, c.tunnel.HttpPorts); err != nil {
+		return err
+	}
 	tx.Changed("tunnel/" + t.ID)
 	return tx.SetTunnel(t)
 }
@@ -351,7 +361,7 @@ func (h *Hub) reservedFor(tx *store.Tx, tok *store.Token, c *claim) error {
 // portProblems tells what edges reported of ports that are claimed but not bound.
 func (d *declaring) portProblems() {
 	for i, c := range d.claims {
-		if c == nil || c.protocol == "" {
+		if c == nil || c.protocol == "" && len(c.tunnel.HttpPorts) == 0 {
 			continue
 		}
 		d.h.freshVerdict(d.verdicts[i], d.h.cfg.Now())

@@ -231,7 +231,7 @@ func (h *Hub) freshVerdict(v *hubv1.Verdict, now time.Time) {
 	if p == nil {
 		return
 	}
-	if p.everywhere {
+	if p.fatal() {
 		v.Code = string(reason.PortUnavailable)
 	}
 	v.Detail = p.String()

@@ -39,6 +39,8 @@ type claim struct {
 	// protocol, first and last are what kinds tcp and udp claim.
 	protocol    string
 	first, last int
+	// clear: the port is a clear HTTP port of the tunnel.
+	clear bool
 }
 
 // code is the verdict for what another one has.
@@ -51,6 +53,9 @@ func (c *claim) code() reason.Code {
 
 // field and value name what is claimed.
 func (c *claim) field() (string, string) {
+	if c.clear {
+		return "http_ports", ports(c.first, c.last)
+	}
 	if c.protocol != "" {
 		return "listen_port", ports(c.first, c.last)
 	}
@@ -74,6 +79,9 @@ func parseEntry(d *hubv1.DeclaredTunnel) (*claim, *Problem) {
 		return nil, invalid("name", t.Name[:64]+"…", "use at most 255 characters", "is too long")
 	}
 	if p := c.parseAddress(d); p != nil {
+		return nil, p
+	}
+	if p := c.parseHTTPPorts(d); p != nil {
 		return nil, p
 	}
 	if p := c.parseOrigins(d); p != nil {

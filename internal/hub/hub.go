@@ -48,6 +48,9 @@ type Config struct {
 	TCPPorts, UDPPorts []*hubv1.PortRange
 	// OwnPorts are ports the server itself listens on; they cannot be granted.
 	OwnPorts []OwnPort
+	// HTTPPort is the port of the plain HTTP listener, where any host may be served in clear text
+	// instead of being redirected; 0 = there is none.
+	HTTPPort uint16
 	// MaxStoreConns caps connections to the store; 0 = 4.
 	MaxStoreConns int
 	// Version of the software, for status.

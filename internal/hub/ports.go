@@ -41,6 +41,9 @@ func (h *Hub) ListPorts(ctx context.Context, size uint32, page string) ([]*hubv1
 		return nil, "", err
 	}
 	for _, t := range h.feed.tunnels() {
+		for _, p := range t.GetHttpPorts() {
+			out = append(out, &hubv1.Port{Kind: t.GetKind(), First: p, Last: p, Tenant: t.GetTenant(), Source: "tunnel", TunnelId: t.GetId()})
+		}
 		if t.GetPort() == 0 {
 			continue
 		}

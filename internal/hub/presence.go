@@ -8,6 +8,7 @@ import (
 	"time"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 )
 
 const (
@@ -200,6 +201,19 @@ type portProblem struct {
 	report *hubv1.PortReport
 	// everywhere is true if no edge can: while one does, the tunnel is served.
 	everywhere bool
+}
+
+// fatal reports whether nobody can reach the tunnel. Of kind http, TLS is left.
+func (p *portProblem) fatal() bool {
+	return p.everywhere && p.report.GetKind() != wirev1.Kind_KIND_HTTP
+}
+
+// served is what still works, as text.
+func (p *portProblem) served() string {
+	if p.everywhere {
+		return "it is served over TLS only"
+	}
+	return "the other edges serve it"
 }
 
 func (p *portProblem) String() string {

@@ -320,7 +320,7 @@ func addressKey(e *hubv1.DeclaredTunnel) string {
 func (h *Hub) state(s *hubv1.TunnelStatus, declared bool) {
 	id := s.GetTunnel().GetId()
 	p := h.presence.portProblem(id, h.cfg.Now())
-	if p != nil && p.everywhere {
+	if p != nil && p.fatal() {
 		s.State, s.Reason, s.Detail = "problem", string(reason.PortUnavailable), p.String()
 		return
 	}
@@ -336,7 +336,7 @@ func (h *Hub) state(s *hubv1.TunnelStatus, declared bool) {
 	case s.Replicas > 0:
 		s.State = "online"
 		if p != nil {
-			s.Detail = "the other edges serve it; " + p.String()
+			s.Detail = p.served() + "; " + p.String()
 		}
 	case declared:
 		s.State, s.Reason, s.Detail = "pending", string(reason.Pending), "declared, but no edge has a session that serves it yet"

@@ -207,7 +207,7 @@ func (s *Server) startHub(ctx context.Context) (http.Handler, error) {
 	s.state.HubURL = s.hubURL()
 	h, err := hub.New(ctx, hub.Config{DataDir: c.DataDir, DatabaseURL: c.DatabaseURL, SecretKeyFile: c.SecretKeyFile,
 		Domain: c.Domain, HubHost: c.HubHost, URL: s.state.HubURL, TCPPorts: ports(c.TCPPorts), UDPPorts: ports(c.UDPPorts),
-		OwnPorts: s.ownPorts(), Version: telemetry.Version(), Log: s.log, Registry: s.reg})
+		OwnPorts: s.ownPorts(), HTTPPort: s.front.HTTPAddr().Port(), Version: telemetry.Version(), Log: s.log, Registry: s.reg})
 	if err != nil {
 		return nil, err
 	}
@@ -253,6 +253,7 @@ func (s *Server) startEdge(handler http.Handler) error {
 		return nil
 	}
 	ec := edge.Config{Key: s.edgeKey, HubHost: c.HubHost, OwnHTTP: handler, HTTPSPort: s.front.HTTPSAddr().Port(),
+		HTTPPort: s.front.HTTPAddr().Port(), ServeClear: s.front.ServeClear,
 		ListenHost: listenHost(c.ListenHTTPS), Conns: s.front.Conns(), MaxConnsPerTunnel: c.MaxConnectionsPerTunnel,
 		ProxyFrom: c.ProxyProtocolFrom, TrustedProxies: c.TrustedProxies, HalfClosedTimeout: c.HalfClosedTimeout,
 		BodyIdleTimeout: c.BodyIdleTimeout, DialTimeout: c.OriginDialTimeout, ResponseHeaderTimeout: c.ResponseHeaderTimeout,

@@ -82,6 +82,10 @@ func (x *exchange) decide() *reason.Error {
 		return nil
 	}
 	if x.rules.Tunnel().GetAccess().GetMode() != hubv1.Access_MODE_PUBLIC {
+		if x.visitor.proto != "https" {
+			// Whatever would let the visitor in could be read on the way.
+			return reason.New(reason.AccessDenied, reason.HopEdge, "the tunnel is protected and so lets nobody in over clear text; use https://%s", host)
+		}
 		return reason.New(reason.AccessDenied, reason.HopEdge,
 			"the tunnel is protected and this edge cannot sign visitors in; --access public opens it to everyone")
 	}

@@ -35,6 +35,14 @@ type Port struct {
 	TunnelID string
 }
 
+// HTTPPort is one clear HTTP port of a tunnel, which those of other hosts may have as well.
+type HTTPPort struct {
+	bun.BaseModel `bun:"table:http_ports"`
+
+	Port     int    `bun:",pk"`
+	TunnelID string `bun:",pk"`
+}
+
 // Reservation keeps ports for a tenant, with or without a tunnel.
 type Reservation struct {
 	bun.BaseModel `bun:"table:reservations"`
@@ -67,10 +75,24 @@ func (t *Tx) SetTunnel(tun *Tunnel) error {
 	return err
 }
 
+// SetHTTPPorts stores the clear HTTP ports of a tunnel that exists.
+func (t *Tx) SetHTTPPorts(id string, ports []uint32) error {
+	if _, err := t.tx.NewRaw("DELETE FROM http_ports WHERE tunnel_id = ?", id).Exec(t.ctx); err != nil {
+		return err
+	}
+	rows := make([]HTTPPort, len(ports))
+	for i, p := range ports {
+		rows[i] = HTTPPort{Port: int(p), TunnelID: id}
+	}
+	return batch(t, rows)
+}
+
 // DeleteTunnel removes a tunnel and its ports.
 func (t *Tx) DeleteTunnel(id string) error {
-	if _, err := t.tx.NewRaw("DELETE FROM ports WHERE tunnel_id = ?", id).Exec(t.ctx); err != nil {
-		return err
+	for _, table := range []string{"ports", "http_ports"} {
+		if _, err := t.tx.NewRaw("DELETE FROM "+table+" WHERE tunnel_id = ?", id).Exec(t.ctx); err != nil {
+			return err
+		}
 	}
 	_, err := t.tx.NewRaw("DELETE FROM tunnels WHERE id = ?", id).Exec(t.ctx)
 	return err
@@ -88,13 +110,16 @@ func (t *Tx) TunnelByHost(hostname string) (*Tunnel, error) {
 	return tun, wrap(t.tx.NewSelect().Model(tun).Where("hostname = ?", hostname).Scan(t.ctx))
 }
 
-// TunnelsOnPorts returns the tunnels that have a port from first to last.
+// TunnelsOnPorts returns the tunnels that have a port from first to last; of TCP also those of kind
+// http that have it in clear text.
 func (t *Tx) TunnelsOnPorts(protocol string, first, last int) ([]*Tunnel, error) {
 	var out []*Tunnel
-	err := t.tx.NewSelect().Model(&out).
-		Where("id IN (SELECT tunnel_id FROM ports WHERE protocol = ? AND port >= ? AND port <= ?)", protocol, first, last).
-		Order("id").Scan(t.ctx)
-	return out, err
+	q := t.tx.NewSelect().Model(&out).Order("id").
+		Where("id IN (SELECT tunnel_id FROM ports WHERE protocol = ? AND port >= ? AND port <= ?)", protocol, first, last)
+	if protocol == TCP {
+		q = q.WhereOr("id IN (SELECT tunnel_id FROM http_ports WHERE port >= ? AND port <= ?)", first, last)
+	}
+	return out, q.Scan(t.ctx)
 }
 
 // Tunnels returns all tunnels.
