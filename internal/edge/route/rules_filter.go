@@ -27,6 +27,9 @@ func (c *Rule) Location(rd *hubv1.Redirect, scheme, host string, p Path, rawQuer
 	if err != nil {
 		name, port = strings.Trim(host, "[]"), ""
 	}
+	if strings.Trim(port, "0123456789") != "" {
+		port = "" // what is no port must not get into a header
+	}
 	if rd.GetScheme() != "" && rd.GetScheme() != scheme {
 		scheme, port = rd.GetScheme(), "" // its usual port, unless one is named
 	}
