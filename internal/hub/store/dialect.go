@@ -1,92 +1,79 @@
 package store
 
 import (
-	"database/sql"
 	"errors"
 	"fmt"
-	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/uptrace/bun"
 	"github.com/uptrace/bun/dialect"
-	"github.com/uptrace/bun/dialect/sqlitedialect"
-	"modernc.org/sqlite"
-	sqlite3 "modernc.org/sqlite/lib"
 )
 
+// open opens the database of a URL, without asking anything of it yet.
 func open(where string) (*bun.DB, error) {
 	scheme, rest, _ := strings.Cut(where, ":")
 	switch scheme {
 	case "sqlite":
 		return openSQLite(rest)
 	case "postgres", "postgresql":
-		return nil, errors.New("--database-url: PostgreSQL is not part of this version; use sqlite:PATH")
+		return openPostgres(where)
+	case "":
+		return nil, errors.New("--database-url: is empty; use sqlite:PATH or postgres://USER@HOST/DATABASE")
 	default:
-		return nil, fmt.Errorf("--database-url: scheme %q is not known; use sqlite:PATH", scheme)
+		// What is not understood may hold a password.
+		return nil, fmt.Errorf("--database-url: scheme %q is not known; use sqlite:PATH or postgres://USER@HOST/DATABASE", schemeOnly(scheme))
 	}
 }
 
-func openSQLite(path string) (*bun.DB, error) {
-	if path == "" {
-		return nil, errors.New("--database-url: sqlite: needs a path")
+// schemeOnly keeps a password out of an error about a URL that is none.
+func schemeOnly(s string) string {
+	if len(s) > 20 || strings.ContainsAny(s, "@/= ") {
+		return "…"
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("database directory: %w", err)
-	}
-	// SQLite would make the file, and then its WAL, with the permissions of the umask.
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("database: %w", err)
-	}
-	if err := f.Close(); err != nil {
-		return nil, fmt.Errorf("database: %w", err)
-	}
-	q := url.Values{"_txlock": {"immediate"}, "_pragma": {
-		"busy_timeout(5000)", "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)",
-	}}
-	u := url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: q.Encode()}
-	db, err := sql.Open("sqlite", u.String())
-	if err != nil {
-		return nil, err
-	}
-	return bun.NewDB(db, sqlitedialect.New()), nil
+	return s
 }
+
+// IsPostgres tells whether a database URL means PostgreSQL, which several hubs may share.
+func IsPostgres(url string) bool {
+	return strings.HasPrefix(url, "postgres:") || strings.HasPrefix(url, "postgresql:")
+}
+
+// Shared tells whether other hubs may use the same database.
+func (s *Store) Shared() bool { return s.postgres() }
+
+func (s *Store) postgres() bool { return s.db.Dialect().Name() == dialect.PG }
+
+func (t *Tx) postgres() bool { return t.tx.Dialect().Name() == dialect.PG }
 
 // lock makes this transaction the only writer of all hubs. SQLite has locked at BEGIN IMMEDIATE.
 func (t *Tx) lock() error {
-	if t.tx.Dialect().Name() == dialect.SQLite {
+	if !t.postgres() {
 		return nil
 	}
 	_, err := t.tx.NewRaw("SELECT revision FROM feed WHERE id = 1 FOR UPDATE").Exec(t.ctx)
 	return err
 }
 
-// unavailable tells whether the store, not the statement, is at fault.
-func unavailable(err error) bool {
-	var e *sqlite.Error
-	if !errors.As(err, &e) {
-		return false
+// unavailable tells whether the store, not the statement, is at fault, and what to do about it.
+func unavailable(err error) (remedy string) {
+	switch {
+	case sqliteUnavailable(err):
+		return "check free space and permissions of the data directory"
+	case postgresUnavailable(err):
+		return "check that the PostgreSQL server of --database-url runs, is reachable and accepts this user"
 	}
-	switch e.Code() & 0xff {
-	case sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN,
-		sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOMEM:
-		return true
-	}
-	return false
+	return ""
 }
 
 // Duplicate tells whether err is the database refusing a second row of the same name or port.
-func Duplicate(err error) bool {
-	var e *sqlite.Error
-	return errors.As(err, &e) && (e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE || e.Code() == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY)
-}
+func Duplicate(err error) bool { return sqliteDuplicate(err) || postgresDuplicate(err) }
 
-// bytesType is what the dialect calls a column of bytes.
-func bytesType(d dialect.Name) string {
-	if d == dialect.PG {
-		return "BYTEA"
+// portable turns a statement of the schema into the dialect's own: BYTES is a type of bytes, and
+// texts are compared by their bytes everywhere, whatever the locale of the database.
+func portable(statement string, d dialect.Name) string {
+	if d != dialect.PG {
+		return strings.ReplaceAll(statement, "BYTES", "BLOB")
 	}
-	return "BLOB"
+	statement = strings.ReplaceAll(statement, "BYTES", "BYTEA")
+	return strings.ReplaceAll(statement, " TEXT", ` TEXT COLLATE "C"`)
 }

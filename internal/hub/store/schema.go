@@ -3,10 +3,13 @@ package store
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/uptrace/bun"
+	"github.com/uptrace/bun/dialect"
 )
+
+// migrationLock is the key of PostgreSQL's advisory lock during a migration: "adit".
+const migrationLock = 0x61646974
 
 // migration is one step of the schema. BYTES stands for the dialect's type.
 type migration struct {
@@ -69,6 +72,12 @@ var clearTables = []string{
 func (s *Store) migrate(ctx context.Context, steps []migration) error {
 	newest := steps[len(steps)-1].version
 	return s.db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
+		if tx.Dialect().Name() == dialect.PG {
+			// Hubs that start together: one migrates, the others find it done.
+			if _, err := tx.NewRaw("SELECT pg_advisory_xact_lock(?)", migrationLock).Exec(ctx); err != nil {
+				return err
+			}
+		}
 		if _, err := tx.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS schema_version (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL)`); err != nil {
 			return err
 		}
@@ -85,8 +94,7 @@ func (s *Store) migrate(ctx context.Context, steps []migration) error {
 				continue
 			}
 			for _, q := range m.sql {
-				q = strings.ReplaceAll(q, "BYTES", bytesType(tx.Dialect().Name()))
-				if _, err := tx.ExecContext(ctx, q); err != nil {
+				if _, err := tx.ExecContext(ctx, portable(q, tx.Dialect().Name())); err != nil {
 					return fmt.Errorf("schema version %d: %w", m.version, err)
 				}
 			}

@@ -1,8 +1,8 @@
 // Package store keeps what the hub knows. Everything that changes does so in one transaction at a
 // time, which also assigns the revisions of the change feed, so that they commit in order.
 //
-// SQLite is the store today; statements are portable to PostgreSQL (bun), and what differs is in
-// dialect.go.
+// The database is SQLite, or PostgreSQL, which several hubs may share. Statements are portable
+// (bun); what differs is in dialect.go, sqlite.go and postgres.go.
 package store
 
 import (
@@ -19,7 +19,7 @@ import (
 
 // Options say where the store is.
 type Options struct {
-	// URL is sqlite:PATH.
+	// URL is sqlite:PATH or postgres://….
 	URL string
 	// Now is the clock; nil = time.Now.
 	Now func() time.Time
@@ -54,7 +54,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	s := &Store{db: db, now: o.Now, writing: make(chan struct{}, 1)}
 	if err := s.migrate(ctx, migrations); err != nil {
 		_ = db.Close()
-		return nil, fmt.Errorf("database %s: %w", o.URL, wrap(err))
+		return nil, fmt.Errorf("database %s: %w", Redacted(o.URL), wrap(err))
 	}
 	return s, nil
 }
@@ -70,9 +70,13 @@ type Tx struct {
 	// Now is the time of the transaction.
 	Now time.Time
 
-	changed []Change
-	index   map[string]int
+	changed   []Change
+	index     map[string]int
+	committed []func()
 }
+
+// AfterCommit calls f once what the transaction wrote stands.
+func (t *Tx) AfterCommit(f func()) { t.committed = append(t.committed, f) }
 
 // Change is one entry of the change log.
 type Change struct {
@@ -87,7 +91,11 @@ type Change struct {
 
 // Read runs f in a transaction that sees one state of the store.
 func (s *Store) Read(ctx context.Context, f func(*Tx) error) error {
-	return wrap(s.db.RunInTx(ctx, &sql.TxOptions{ReadOnly: true}, func(ctx context.Context, tx bun.Tx) error {
+	o := &sql.TxOptions{ReadOnly: true}
+	if s.postgres() {
+		o.Isolation = sql.LevelRepeatableRead
+	}
+	return wrap(s.db.RunInTx(ctx, o, func(ctx context.Context, tx bun.Tx) error {
 		return f(&Tx{tx: tx, ctx: ctx, Now: s.now()})
 	}))
 }
@@ -101,8 +109,10 @@ func (s *Store) Write(ctx context.Context, f func(*Tx) error) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return wrap(s.db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
+	var committed []func()
+	err := s.db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
 		t := &Tx{tx: tx, ctx: ctx, Now: s.now(), index: map[string]int{}}
+		defer func() { committed = t.committed }()
 		if err := t.lock(); err != nil {
 			return err
 		}
@@ -110,7 +120,14 @@ func (s *Store) Write(ctx context.Context, f func(*Tx) error) error {
 			return err
 		}
 		return t.log()
-	}))
+	})
+	if err != nil {
+		return wrap(err)
+	}
+	for _, f := range committed {
+		f()
+	}
+	return nil
 }
 
 // Changed notes that the resource item was made or changed.
@@ -196,12 +213,11 @@ func wrap(err error) error {
 		return nil
 	case errors.Is(err, sql.ErrNoRows):
 		return fmt.Errorf("%w: %w", ErrNotFound, err)
-	case unavailable(err):
-		return reason.Wrap(err, reason.StoreUnavailable, reason.HopHub,
-			"the hub's store cannot be used; check free space and permissions of the data directory")
-	default:
-		return err
 	}
+	if remedy := unavailable(err); remedy != "" {
+		return reason.Wrap(err, reason.StoreUnavailable, reason.HopHub, "the hub's store cannot be used; %s", remedy)
+	}
+	return err
 }
 
 // Exec runs one statement outside any transaction, for maintenance and tests.
