@@ -21,7 +21,7 @@ import (
 // LogConfig says how to log.
 type LogConfig struct {
 	// Level is debug, info (default), warn or error; Format is text or json, empty = text on a
-	// terminal, else json.
+	// terminal, else json. Durations are text in both, as Go writes them: "1.5s", "250ms", "2m0s".
 	Level, Format string
 	// Output is where lines go; nil = standard error.
 	Output io.Writer
@@ -77,9 +77,14 @@ func level(s string) slog.Level {
 	return l
 }
 
-// readable has JSON hold addresses and the like as people write them, not field by field.
+// readable has JSON hold durations, addresses and the like as people write them, not as counts of
+// nanoseconds or field by field.
 func readable(_ []string, a slog.Attr) slog.Attr {
-	if a.Value.Kind() != slog.KindAny {
+	switch a.Value.Kind() {
+	case slog.KindDuration:
+		return slog.String(a.Key, a.Value.Duration().String())
+	case slog.KindAny:
+	default:
 		return a
 	}
 	switch v := a.Value.Any().(type) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http/httptest"
 	"os"
@@ -45,13 +46,14 @@ func TestLog(t *testing.T) {
 	}
 }
 
-func TestJSONHoldsAddressesAsText(t *testing.T) {
+func TestJSONHoldsAddressesAndDurationsAsText(t *testing.T) {
 	var out bytes.Buffer
 	log := telemetry.NewLog(telemetry.LogConfig{Format: "json", Output: &out})
 	var none *net.TCPAddr
-	log.Info("m", "peer", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7}, "none", none, "err", errors.New("broken"))
+	log.Info("m", "peer", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 7}, "none", none, "err", errors.New("broken"),
+		"took", 1500*time.Millisecond, slog.Group("in", "pause", time.Minute))
 	log.Close()
-	for _, want := range []string{`"peer":"127.0.0.1:7"`, `"none":null`, `"err":"broken"`} {
+	for _, want := range []string{`"peer":"127.0.0.1:7"`, `"none":null`, `"err":"broken"`, `"took":"1.5s"`, `"pause":"1m0s"`} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %s in %s", want, out.String())
 		}
