@@ -52,7 +52,7 @@ func (a *Acceptor) acceptSession(o *wirev1.Opening, b *binding) (*session, *reas
 	if adm.Credential == nil && adm.Refusal != nil {
 		return nil, adm.Refusal // the edge knows nothing yet, so it cannot call the token unknown
 	}
-	if e := opening.Verify(o, adm.Credential, a.cfg.Key.Public(), b.cs, reason.HopEdge, time.Now()); e != nil {
+	if e := opening.Verify(o, adm.Credential, a.cfg.Key.Public(), b.cs, reason.HopEdge, clock()); e != nil {
 		return nil, e
 	}
 	if adm.Refusal != nil {
