@@ -5,19 +5,16 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/adit-dev/adit/internal/hub/store"
 	"github.com/adit-dev/adit/internal/identity"
-	"github.com/adit-dev/adit/internal/reason"
 )
 
 const (
@@ -110,38 +107,6 @@ func writeFile(path, content string) error {
 		return err
 	}
 	return os.Rename(tmp, path)
-}
-
-// Person is who uses the API with a key.
-type Person struct {
-	// Name is for logs.
-	Name string
-	// Role is owner, admin or viewer.
-	Role string
-}
-
-// Authenticate tells whose key it is. The admin key counts from loopback peers only.
-func (h *Hub) Authenticate(ctx context.Context, key string, peer netip.Addr) (*Person, error) {
-	no := func(text string) error { return reason.New(reason.Unauthenticated, reason.HopHub, "%s", text) }
-	switch {
-	case key == "":
-		return nil, no("a key is needed: send Authorization: Bearer KEY")
-	case !strings.HasPrefix(key, adminPrefix):
-		return nil, no("the key is not known to this hub")
-	}
-	var want []byte
-	err := h.store.Read(ctx, func(tx *store.Tx) (err error) { want, err = tx.Meta(adminHash); return err })
-	if err != nil {
-		return nil, err
-	}
-	sum := sha256.Sum256([]byte(key))
-	if subtle.ConstantTimeCompare(sum[:], want) != 1 {
-		return nil, no("the key is not known to this hub; if " + AdminKeyFile + " was replaced, restart the server")
-	}
-	if !peer.Unmap().IsLoopback() {
-		return nil, no(AdminKeyFile + " is accepted on the server's own host only")
-	}
-	return &Person{Name: "local-admin@" + h.hostName, Role: "owner"}, nil
 }
 
 // GetSecret returns what PutSecret stored, or an error that is fs.ErrNotExist.

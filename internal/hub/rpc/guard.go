@@ -44,11 +44,12 @@ func (g *guard) before(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if err := g.admit(r.Context(), r.URL.Path, r.Header, r.RemoteAddr); err != nil {
+		ctx, err := g.admit(r.Context(), r.URL.Path, r.Header, r.RemoteAddr)
+		if err != nil {
 			_ = refuse.Write(w, r, g.done(r.URL.Path, err))
 			return
 		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), admittedKey{}, r.URL.Path)))
+		next.ServeHTTP(w, r.WithContext(context.WithValue(ctx, admittedKey{}, r.URL.Path)))
 	})
 }
 
@@ -91,35 +92,63 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 	}
 }
 
-// admit tells whether the caller may call procedure.
-func (g *guard) admit(ctx context.Context, procedure string, header http.Header, peer string) error {
+// admit tells whether the caller may call procedure; the context that it returns says who calls.
+func (g *guard) admit(ctx context.Context, procedure string, header http.Header, peer string) (context.Context, error) {
 	need := access[procedure]
-	caller, machine := hublink.CallerFrom(ctx)
-	if len(need.machines) > 0 {
-		switch {
-		case !machine:
-			return reason.New(reason.Unauthenticated, reason.HopHub, "%s is for agents and edges, which prove themselves with a token", procedure)
-		case !slices.Contains(need.machines, caller.Role):
-			return reason.New(reason.AccessDenied, reason.HopHub, "%s is not for the role %s", procedure, caller.Role)
-		}
-		return nil
-	}
-	if machine {
-		return reason.New(reason.AccessDenied, reason.HopHub, "%s is for people with a key, not for tokens", procedure)
-	}
-	var addr netip.Addr
+	var from netip.Addr
 	if ap, err := netip.ParseAddrPort(peer); err == nil {
-		addr = ap.Addr()
+		from = ap.Addr().Unmap()
+	}
+	caller, machine := hublink.CallerFrom(ctx)
+	switch {
+	case len(need.machines) > 0 && !machine:
+		return nil, reason.New(reason.Unauthenticated, reason.HopHub, "%s is for agents and edges, which prove themselves with a token", procedure)
+	case len(need.machines) > 0:
+		if !slices.Contains(need.machines, caller.Role) {
+			return nil, reason.New(reason.AccessDenied, reason.HopHub, "%s is not for the role %s", procedure, caller.Role)
+		}
+		return hub.WithActor(ctx, &hub.Actor{Name: caller.Credential.GetName(), From: from}), nil
+	case machine:
+		return nil, reason.New(reason.AccessDenied, reason.HopHub, "%s is for people with a key, not for tokens", procedure)
+	case need.open:
+		return hub.WithActor(ctx, &hub.Actor{From: from}), nil
 	}
 	key, _ := strings.CutPrefix(header.Get("Authorization"), "Bearer ")
-	p, err := g.hub.Authenticate(ctx, strings.TrimSpace(key), addr)
+	a, err := g.hub.Authenticate(ctx, strings.TrimSpace(key), from)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if rank[p.Role] < rank[need.people] {
-		return reason.New(reason.AccessDenied, reason.HopHub, "%s needs the role %s", procedure, need.people)
+	if err := g.may(a, procedure); err != nil {
+		return nil, err
+	}
+	return hub.WithActor(ctx, a), nil
+}
+
+// may tells whether a person may call procedure.
+func (g *guard) may(a *hub.Actor, procedure string) error {
+	need := access[procedure]
+	denied := func(format string, args ...any) error {
+		return reason.New(reason.AccessDenied, reason.HopHub, "%s "+format, append([]any{procedure}, args...)...)
+	}
+	switch {
+	case !hub.RoleIncludes(a.Role, need.people):
+		return denied("needs the role %s", need.people)
+	case need.local && !a.Local:
+		return denied("is possible on the server's own host only")
+	case len(a.Scopes) > 0 && need.scope == noScope:
+		return denied("is not for API keys with scopes")
+	case len(a.Scopes) > 0 && need.scope != anyScope && !inScope(a.Scopes, need.scope):
+		return denied("needs an API key with the scope %s", need.scope)
+	case need.fresh && !a.Fresh(g.hub.Config().Now()):
+		return denied("needs a sign-in that is younger than ten minutes; sign in again (adit login, or in the dashboard)")
 	}
 	return nil
+}
+
+// inScope tells whether one of scopes is want; ":write" includes ":read".
+func inScope(scopes []string, want string) bool {
+	thing, read := strings.CutSuffix(want, ":read")
+	return slices.Contains(scopes, want) || read && slices.Contains(scopes, thing+":write")
 }
 
 // done counts a call and explains its error.

@@ -3,18 +3,16 @@ package rpc
 import (
 	"github.com/adit-dev/adit/api/hub/v1/hubv1connect"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/hub"
 )
 
 // Roles of people, each with all that the next one may do.
 const (
-	owner  = "owner"
-	admin  = "admin"
-	viewer = "viewer"
-	// visitor may only pass gates, and ask who they are.
-	visitor = "visitor"
+	owner   = hub.RoleOwner
+	admin   = hub.RoleAdmin
+	viewer  = hub.RoleViewer
+	visitor = hub.RoleVisitor
 )
-
-var rank = map[string]int{visitor: 1, viewer: 2, admin: 3, owner: 4}
 
 // Scopes of keys, each with ":read" or ":write" behind it, but forward.
 const (

@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	"github.com/adit-dev/adit/api/hub/v1/hubv1connect"
@@ -214,8 +216,7 @@ func wantCode(t *testing.T, err error, code connect.Code, r reason.Code) *hubv1.
 
 func TestEveryProcedureIsClassified(t *testing.T) {
 	seen := map[string]bool{}
-	for _, f := range []protoreflect.FileDescriptor{hubv1.File_hub_v1_admin_proto, hubv1.File_hub_v1_machine_proto} {
-		svcs := f.Services()
+	for _, svcs := range services() {
 		for i := range svcs.Len() {
 			for j := range svcs.Get(i).Methods().Len() {
 				m := svcs.Get(i).Methods().Get(j)
@@ -226,11 +227,23 @@ func TestEveryProcedureIsClassified(t *testing.T) {
 					t.Errorf("%s is not classified: add it to the table in roles.go", p)
 					continue
 				}
-				if (len(w.machines) > 0) == (w.people != "") {
-					t.Errorf("%s must be for machines or for people", p)
+				kinds := 0
+				for _, is := range []bool{len(w.machines) > 0, w.people != "", w.open} {
+					if is {
+						kinds++
+					}
 				}
-				if w.people != "" && rank[w.people] == 0 {
+				if kinds != 1 {
+					t.Errorf("%s must be for machines, for people, or open", p)
+				}
+				if w.people != "" && !hub.RoleIncludes(w.people, visitor) {
 					t.Errorf("%s: role %q is unknown", p, w.people)
+				}
+				if thing, _, _ := strings.Cut(w.scope, ":"); w.people != "" && w.scope != anyScope && w.scope != noScope && !slices.Contains(scopeThings, thing) {
+					t.Errorf("%s: scope %q is unknown", p, w.scope)
+				}
+				if (w.fresh || w.local) && w.scope != noScope {
+					t.Errorf("%s: keys with scopes are never fresh and never local", p)
 				}
 			}
 		}
@@ -240,6 +253,17 @@ func TestEveryProcedureIsClassified(t *testing.T) {
 			t.Errorf("%s is classified but does not exist", p)
 		}
 	}
+}
+
+var scopeThings = []string{"tunnels", "agents", "invites", "access", "certs", "audit", "forward"}
+
+// services are all of the hub API.
+func services() (all []protoreflect.ServiceDescriptors) {
+	protoregistry.GlobalFiles.RangeFilesByPackage("adit.hub.v1", func(f protoreflect.FileDescriptor) bool {
+		all = append(all, f.Services())
+		return true
+	})
+	return all
 }
 
 func TestWhoMayCallWhat(t *testing.T) {
@@ -253,7 +277,7 @@ func TestWhoMayCallWhat(t *testing.T) {
 			t.Fatal(err)
 		}
 		ct := "application/json"
-		if procedure == hubv1connect.MachineServiceWatchProcedure {
+		if streams(procedure) {
 			// A stream begins with an envelope.
 			ct = "application/connect+json"
 			req.Body = io.NopCloser(bytes.NewReader([]byte{0, 0, 0, 0, 2, '{', '}'}))
@@ -269,6 +293,12 @@ func TestWhoMayCallWhat(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		b, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		// A stream tells its error at its end.
+		for code, status := range map[string]int{"unauthenticated": 401, "permission_denied": 403} {
+			if streams(procedure) && strings.Contains(string(b), `"code":"`+code) {
+				return status, string(b)
+			}
+		}
 		return resp.StatusCode, string(b)
 	}
 	for p, w := range access {
@@ -278,14 +308,17 @@ func TestWhoMayCallWhat(t *testing.T) {
 			}
 			continue
 		}
+		if code, body := call(agent.http, "http://"+s.addr, p, s.adminKey()); code != http.StatusForbidden {
+			t.Errorf("an agent calls %s: %d %s", p, code, body)
+		}
+		if w.open {
+			continue
+		}
 		if code, body := call(c, base, p, ""); code != http.StatusUnauthorized {
 			t.Errorf("%s without a key: %d %s", p, code, body)
 		}
 		if code, _ := call(c, base, p, "adit_admin_"+strings.Repeat("x", 43)); code != http.StatusUnauthorized {
 			t.Errorf("%s with a wrong key: %d", p, code)
-		}
-		if code, body := call(agent.http, "http://"+s.addr, p, s.adminKey()); code != http.StatusForbidden {
-			t.Errorf("an agent calls %s: %d %s", p, code, body)
 		}
 	}
 	t.Run("the admin key counts from loopback only, over HTTPS too", func(t *testing.T) {
@@ -315,6 +348,17 @@ func TestWhoMayCallWhat(t *testing.T) {
 			t.Errorf("an edge token as agent: %v", err)
 		}
 	})
+}
+
+func streams(procedure string) bool {
+	for _, svcs := range services() {
+		for i := range svcs.Len() {
+			if name, method, _ := strings.Cut(procedure[1:], "/"); string(svcs.Get(i).FullName()) == name {
+				return svcs.Get(i).Methods().ByName(protoreflect.Name(method)).IsStreamingServer()
+			}
+		}
+	}
+	return false
 }
 
 func TestStrangersBodyIsNotRead(t *testing.T) {
