@@ -272,6 +272,7 @@ func TestServerSettings(t *testing.T) {
 		"bad domain":         {[]string{"--domain", "a_b.example"}, "domain"},
 		"relay":              {[]string{"--domain", "example.com", "--roles", "hub,edge,relay"}, "relay"},
 		"join without token": {[]string{"--roles", "edge", "--advertise", "e:443"}, "join: is required"},
+		"no secret key":      {[]string{"--domain", "example.com", "--database-url", "postgres://u:p@h/d"}, "secret-key-file: is required with PostgreSQL"},
 		"join with hub":      {[]string{"--domain", "example.com", "--join", "x"}, "roles include hub"},
 		"no advertise":       {[]string{"--roles", "edge", "--join", "x"}, "advertise: is required"},
 		"bad advertise":      {[]string{"--domain", "example.com", "--advertise", "edge1"}, "advertise"},

@@ -207,6 +207,9 @@ func (v *Values) Server() (*Server, error) {
 	if s.DataDir == "" {
 		add("data-dir", "is empty; name a folder")
 	}
+	if s.Hub() && isPostgres(s.DatabaseURL) && s.SecretKeyFile == "" {
+		add("secret-key-file", "is required with PostgreSQL, and must hold the same key on every hub of the database; make one with `openssl rand -base64 32`, keep it beside the backups, and name the file here")
+	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
@@ -260,6 +263,10 @@ func (s *Server) derive() {
 	if s.SecretKeyFile == "" {
 		s.SecretKeyFile = filepath.Join(s.DataDir, "secret.key")
 	}
+}
+
+func isPostgres(url string) bool {
+	return strings.HasPrefix(url, "postgres:") || strings.HasPrefix(url, "postgresql:")
 }
 
 func validHost(h string) bool {

@@ -9,17 +9,19 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/adit-dev/adit/test/postgres"
 )
 
 // crashEnv makes the test binary a writer that never stops: its value is the database.
 const crashEnv = "ADIT_TEST_STORE_WRITER"
 
 func TestCrashWriter(t *testing.T) {
-	path := os.Getenv(crashEnv)
-	if path == "" {
+	url := os.Getenv(crashEnv)
+	if url == "" {
 		return // this is the other process of TestKilledInTheMiddleOfWrites
 	}
-	s, err := Open(context.Background(), Options{URL: "sqlite:" + path})
+	s, err := Open(context.Background(), Options{URL: url})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,17 +46,22 @@ func TestCrashWriter(t *testing.T) {
 }
 
 func TestKilledInTheMiddleOfWrites(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "x.db")
+	t.Run("SQLite", func(t *testing.T) {
+		killRounds(t, func() string { return "sqlite:" + filepath.Join(t.TempDir(), "x.db") })
+	})
+	t.Run("PostgreSQL", func(t *testing.T) { killRounds(t, func() string { return postgres.URL(t) }) })
+}
+
+// killRounds kills writers, each on a database of its own, and looks at what they left.
+func killRounds(t *testing.T, fresh func() string) {
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for round := range 3 {
-		_ = os.Remove(path)
-		_ = os.Remove(path + "-wal")
-		_ = os.Remove(path + "-shm")
+		url := fresh()
 		cmd := exec.Command(exe, "-test.run=^TestCrashWriter$", "-test.v")
-		cmd.Env = append(os.Environ(), crashEnv+"="+path)
+		cmd.Env = append(os.Environ(), crashEnv+"="+url)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -74,7 +81,7 @@ func TestKilledInTheMiddleOfWrites(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 
-		s := openTest(t, path, 1)
+		s := openTest(t, url, 1)
 		err = s.Read(t.Context(), func(tx *Tx) error {
 			tunnels, err := tx.Tunnels()
 			if err != nil {

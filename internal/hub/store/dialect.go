@@ -7,6 +7,8 @@ import (
 
 	"github.com/uptrace/bun"
 	"github.com/uptrace/bun/dialect"
+	"github.com/uptrace/bun/dialect/pgdialect"
+	"github.com/uptrace/bun/dialect/sqlitedialect"
 )
 
 // open opens the database of a URL, without asking anything of it yet.
@@ -76,4 +78,19 @@ func portable(statement string, d dialect.Name) string {
 	}
 	statement = strings.ReplaceAll(statement, "BYTES", "BYTEA")
 	return strings.ReplaceAll(statement, " TEXT", ` TEXT COLLATE "C"`)
+}
+
+// The dialects as the store uses them: no database keeps a NUL in a text, and one that a stranger
+// sent must not fail the write of a whole report.
+type (
+	sqliteDialect   struct{ *sqlitedialect.Dialect }
+	postgresDialect struct{ *pgdialect.Dialect }
+)
+
+func (d sqliteDialect) AppendString(b []byte, s string) []byte {
+	return d.Dialect.AppendString(b, strings.ReplaceAll(s, "\x00", ""))
+}
+
+func (d postgresDialect) AppendString(b []byte, s string) []byte {
+	return d.Dialect.AppendString(b, strings.ReplaceAll(s, "\x00", ""))
 }

@@ -38,11 +38,9 @@ func postgresConfig(where string) (*pgx.ConnConfig, error) {
 	}
 	c, err := pgx.ParseConfig(where)
 	if err != nil {
-		text := "a parameter is wrong"
-		if why := errors.Unwrap(err); why != nil {
-			text = why.Error()
-		}
-		if secret, set := u.User.Password(); set && strings.Contains(text, secret) {
+		// The parser repeats the URL, then says what is wrong with it.
+		_, text, said := strings.Cut(err.Error(), "`: ")
+		if secret, set := u.User.Password(); !said || set && strings.Contains(text, secret) {
 			text = "a parameter is wrong"
 		}
 		return nil, fmt.Errorf("--database-url: %s; %s", text, want)
@@ -69,7 +67,7 @@ func openPostgres(where string) (*bun.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	return bun.NewDB(stdlib.OpenDB(*c), pgdialect.New()), nil
+	return bun.NewDB(stdlib.OpenDB(*c), postgresDialect{pgdialect.New()}), nil
 }
 
 // postgresUnavailable is true for errors of the connection, and for the classes of error that say

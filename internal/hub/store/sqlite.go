@@ -37,7 +37,7 @@ func openSQLite(path string) (*bun.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	return bun.NewDB(db, sqlitedialect.New()), nil
+	return bun.NewDB(db, sqliteDialect{sqlitedialect.New()}), nil
 }
 
 func sqliteUnavailable(err error) bool {
