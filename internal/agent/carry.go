@@ -9,24 +9,19 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/adit-dev/adit/internal/buffer"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/origin"
 	"github.com/adit-dev/adit/internal/splice"
 )
 
 const (
-	// idleBuffer is what a direction holds while it waits for bytes, bulkBuffer what it takes from
-	// the pool while they come in numbers.
-	idleBuffer = 2 << 10
-	bulkBuffer = 64 << 10
 	// resetDelay lets bytes that an origin sent right before its reset arrive: on some carriers an
 	// abort overtakes them.
 	resetDelay = time.Second
 	// lingerTime is how long a visitor may go on sending to an origin that is gone.
 	lingerTime = 5 * time.Second
 )
-
-var bulk = sync.Pool{New: func() any { return new([bulkBuffer]byte) }}
 
 // carry copies both ways between a visitor's stream and its origin until both directions ended.
 // The end of one direction is passed on as such; a reset or a failure ends both as an abort. An
@@ -91,28 +86,21 @@ func wait(ctx context.Context, done <-chan struct{}, d time.Duration) {
 	}
 }
 
-// pump copies until the end of src and returns when it last wrote. An idle direction holds a small
-// buffer only: memory follows what flows, not how many connections there are.
-func pump(dst io.Writer, src io.Reader, count prometheus.Counter) (last time.Time, readErr, writeErr error) {
+// pump copies until the end of src and returns when it last wrote. While it waits it holds no
+// buffer: memory follows what flows, not how many connections there are.
+func pump(dst io.Writer, src source, count prometheus.Counter) (last time.Time, readErr, writeErr error) {
 	if ok, last, readErr, writeErr := spliced(dst, src, count); ok {
 		return last, readErr, writeErr
 	}
-	small := make([]byte, idleBuffer)
-	buf := small
-	var big *[bulkBuffer]byte
-	release := func() {
-		if big != nil {
-			bulk.Put(big)
-			big = nil
-		}
-	}
-	defer release()
+	var buf buffer.Loan
+	defer buf.Return()
 	for {
-		n, err := src.Read(buf)
+		n, err := src.ReadLoan(&buf)
 		if n > 0 {
-			if _, werr := dst.Write(buf[:n]); werr != nil {
+			if _, werr := dst.Write(buf.Bytes()[:n]); werr != nil {
 				return last, nil, werr
 			}
+			buf.Return()
 			last = time.Now()
 			count.Add(float64(n))
 		}
@@ -121,19 +109,19 @@ func pump(dst io.Writer, src io.Reader, count prometheus.Counter) (last time.Tim
 			return last, nil, nil
 		case err != nil:
 			return last, err, nil
-		case big == nil && n == len(small):
-			big = bulk.Get().(*[bulkBuffer]byte)
-			buf = big[:]
-		case big != nil && n <= idleBuffer:
-			release()
-			buf = small
 		}
 	}
 }
 
+// source is what pump reads.
+type source interface {
+	io.Reader
+	buffer.Reader
+}
+
 // spliced is pump within the kernel, where stream and origin both have a TCP socket of their own;
 // ok is false otherwise.
-func spliced(dst io.Writer, src io.Reader, count prometheus.Counter) (ok bool, last time.Time, readErr, writeErr error) {
+func spliced(dst io.Writer, src source, count prometheus.Counter) (ok bool, last time.Time, readErr, writeErr error) {
 	p := splice.Progress{Moved: func(n int) {
 		last = time.Now()
 		count.Add(float64(n))

@@ -12,6 +12,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/buffer"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/splice"
 )
@@ -114,6 +115,12 @@ func (s *meteredStream) Read(b []byte) (int, error) {
 	return n, err
 }
 
+func (s *meteredStream) ReadLoan(l *buffer.Loan) (int, error) {
+	n, err := s.Outgoing.ReadLoan(l)
+	s.kind.out.Add(float64(n))
+	return n, err
+}
+
 func (s *meteredStream) Write(b []byte) (int, error) {
 	n, err := s.Outgoing.Write(b)
 	s.kind.in.Add(float64(n))
@@ -162,6 +169,11 @@ type meteredFlow struct {
 func (f *meteredFlow) Send(b []byte) error {
 	f.kind.in.Add(float64(len(b)))
 	return f.Flow.Send(b)
+}
+
+func (f *meteredFlow) Queue(b []byte) error {
+	f.kind.in.Add(float64(len(b)))
+	return f.Flow.Queue(b)
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

@@ -40,6 +40,8 @@ type lane struct {
 	hdr  [4]byte
 	hdrN int
 	rem  int
+	// begun: the current frame's length was read and nothing of the frame was.
+	begun bool
 	// sentinel, if not nil, yields the result of a readHeader begun while the lane was idle.
 	sentinel chan error
 
@@ -61,21 +63,33 @@ func (l *lane) read(p []byte) (n int, end bool, err error) {
 		}
 		return n, false, err
 	}
-	// While a sentinel reads, rem is its own.
-	if l.sentinel != nil || l.rem == 0 {
-		if err := l.nextFrame(); err != nil {
-			return 0, false, err
-		}
-		if l.rem == 0 {
-			return 0, true, nil
-		}
+	if err := l.await(); err != nil {
+		return 0, false, err
+	}
+	if l.rem == 0 {
+		l.begun = false
+		return 0, true, nil
 	}
 	if len(p) == 0 {
 		return 0, false, nil
 	}
+	l.begun = false
 	n, err = l.conn.Read(p[:min(len(p), l.rem)])
 	l.rem -= n
 	return n, false, err
+}
+
+// await waits for payload, or the end of the stream.
+func (l *lane) await() error {
+	// While a sentinel reads, rem is its own.
+	if l.sentinel == nil && (l.rem > 0 || l.begun) {
+		return nil
+	}
+	if err := l.nextFrame(); err != nil {
+		return err
+	}
+	l.begun = true
+	return nil
 }
 
 // readHeader reads the next frame's length into rem. It goes on where a deadline struck.

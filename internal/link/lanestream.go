@@ -9,6 +9,7 @@ import (
 	"time"
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/buffer"
 )
 
 // Codes of wirev1.Abort.
@@ -82,8 +83,37 @@ func (s *laneStream) Read(p []byte) (int, error) {
 	if err := s.state(false); err != nil {
 		return 0, err
 	}
+	return s.took(s.lane.read(p))
+}
+
+// ReadLoan implements buffer.Reader.
+func (s *laneStream) ReadLoan(b *buffer.Loan) (int, error) {
+	s.rmu.Lock()
+	defer s.rmu.Unlock()
+	if err := s.state(false); err != nil {
+		return 0, err
+	}
 	l := s.lane
-	n, end, err := l.read(p)
+	var n int
+	var end bool
+	var err error
+	if l.plain != nil {
+		n, err = l.plain.readLoan(b)
+		if end = errors.Is(err, io.EOF); end {
+			err = nil
+		}
+	} else if err = l.await(); err == nil {
+		n, end, err = l.read(b.Bytes())
+		if n == 0 {
+			b.Return()
+		}
+	}
+	return s.took(n, end, err)
+}
+
+// took accounts for what was read off the lane.
+func (s *laneStream) took(n int, end bool, err error) (int, error) {
+	l := s.lane
 	if end {
 		s.ended(false)
 		return 0, io.EOF

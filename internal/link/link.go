@@ -12,6 +12,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/buffer"
 	"github.com/adit-dev/adit/internal/reason"
 )
 
@@ -19,6 +20,7 @@ import (
 // reset and abort stay distinct on every carrier.
 type Stream interface {
 	net.Conn
+	buffer.Reader
 	// CloseWrite ends this side's bytes; the other side reads EOF after the last of them.
 	CloseWrite() error
 	// Abort ends both directions at once; the other side's reads and writes fail with
@@ -47,8 +49,14 @@ type Incoming interface {
 // Flow is one visitor's UDP exchange with one tunnel. Datagrams may be lost, never reordered
 // into another flow, never truncated. Up to 65,507 bytes each.
 type Flow interface {
-	// Send queues one datagram and never blocks; a full queue drops it (counted). b is copied.
+	// Send sends one datagram and never blocks; a full queue drops it (counted). b is copied.
 	Send(b []byte) error
+	// Queue is Send for one of several datagrams that are there together: it may wait for Flush.
+	Queue(b []byte) error
+	Flush()
+	// AfterBatch sets what is called after the last of several datagrams that were received
+	// together, for a receiver that saves work by it.
+	AfterBatch(done func())
 	// Close ends the flow on both sides.
 	Close() error
 	// Done is closed when the flow ended: closed by either side, or its replica left.

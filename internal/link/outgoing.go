@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/buffer"
 	"github.com/adit-dev/adit/internal/reason"
 	"github.com/adit-dev/adit/internal/wire"
 )
@@ -79,18 +80,31 @@ func (o *outgoing) Answer(ctx context.Context) (*wirev1.StreamAnswer, error) {
 
 // Read implements Stream: it waits for the answer first.
 func (o *outgoing) Read(p []byte) (int, error) {
+	if err := o.await(); err != nil {
+		return 0, err
+	}
+	return o.rawStream.Read(p)
+}
+
+// ReadLoan implements buffer.Reader.
+func (o *outgoing) ReadLoan(l *buffer.Loan) (int, error) {
+	if err := o.await(); err != nil {
+		return 0, err
+	}
+	return o.rawStream.ReadLoan(l)
+}
+
+// await waits for the answer; an error is its refusal, or why there is none yet.
+func (o *outgoing) await() error {
 	if !o.answered.Load() {
 		o.sem <- struct{}{}
 		_, err := o.readAnswer()
 		<-o.sem
 		if err != nil {
-			return 0, err
+			return err
 		}
 	}
-	if o.err != nil {
-		return 0, o.err
-	}
-	return o.rawStream.Read(p)
+	return o.err
 }
 
 // readAnswer reads on from where it was interrupted. The caller holds sem.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/buffer"
 	"github.com/adit-dev/adit/internal/splice"
 	"github.com/adit-dev/adit/internal/wire"
 )
@@ -24,7 +25,8 @@ type plainConn struct {
 	answer *answerBox // nil at the agent
 	// watched is the error that the watch took from the socket; valid once idle is closed.
 	watched error
-	ended   atomic.Bool // this side's bytes
+	ended   atomic.Bool    // this side's bytes
+	lent    *buffer.Socket // made by the first readLoan
 }
 
 func newRawLane(id uint64, t *net.TCPConn, answer *answerBox) *lane {
@@ -83,6 +85,22 @@ func (c *plainConn) Read(p []byte) (int, error) {
 		return 0, c.watched
 	}
 	n, err := c.TCPConn.Read(p)
+	return n, c.end(err)
+}
+
+// readLoan is Read that waits without a buffer once the answer was read.
+func (c *plainConn) readLoan(b *buffer.Loan) (int, error) {
+	if c.answer != nil && !c.answer.over() {
+		return buffer.Read(c, b)
+	}
+	<-c.idle
+	if c.watched != nil {
+		return 0, c.watched
+	}
+	if c.lent == nil {
+		c.lent = buffer.NewSocket(c.TCPConn)
+	}
+	n, err := c.lent.ReadLoan(b)
 	return n, c.end(err)
 }
 

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/quic-go/quic-go"
+
+	"github.com/adit-dev/adit/internal/buffer"
 )
 
 // rawStream is a stream below its header: a QUIC stream or one use of a lane.
@@ -40,6 +42,13 @@ func (s *quicStream) Read(p []byte) (int, error) {
 		return n, io.EOF
 	}
 	return n, quicStreamError(err)
+}
+
+// ReadLoan implements buffer.Reader.
+func (s *quicStream) ReadLoan(l *buffer.Loan) (int, error) {
+	var first [1]byte
+	_, _ = s.qs.Peek(first[:]) // Read tells why it failed
+	return buffer.Read(s, l)
 }
 
 func (s *quicStream) Write(p []byte) (int, error) {

@@ -1,34 +1,33 @@
 package link
 
 import (
-	"io"
+	"encoding/binary"
 	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
+
+	"github.com/adit-dev/adit/internal/buffer"
 )
 
-const (
-	keepAlive = 15 * time.Second
-	// readAhead is how much one read takes from the kernel at once: several TLS records.
-	readAhead = 64 << 10
-)
-
-var readBuffers = sync.Pool{New: func() any { b := make([]byte, readAhead); return &b }}
+const keepAlive = 15 * time.Second
 
 // sockConn lies between TLS and TCP. It takes a read buffer only when there is data, and gathers
 // the records of one write into one system call.
 type sockConn struct {
 	net.Conn // what was wrapped: addresses and Close
 	tcp      *net.TCPConn
-	rc       syscall.RawConn
 	sent     atomic.Int64 // bytes the kernel took
 
 	rmu  sync.Mutex
 	head []byte // read from the socket before it was wrapped
-	rbuf *[]byte
+	in   *buffer.Socket
+	loan buffer.Loan // bytes r to w of it were read and not taken
 	r, w int
+	// hdr is the header of a TLS record as far as hdrN, content what is left of one.
+	hdr     [5]byte
+	hdrN    int
+	content int
 
 	wmu  sync.Mutex
 	held bool
@@ -47,7 +46,7 @@ func WrapTCP(c net.Conn) net.Conn {
 	if err != nil {
 		return c
 	}
-	s := &sockConn{Conn: c, tcp: t, rc: rc}
+	s := &sockConn{Conn: c, tcp: t, in: buffer.NewSocket(t)}
 	if r, ok := c.(interface{ Take() []byte }); ok {
 		s.head = r.Take()
 	} else if c != net.Conn(t) {
@@ -80,7 +79,7 @@ func (c *sockConn) Read(p []byte) (int, error) {
 	c.rmu.Lock()
 	defer c.rmu.Unlock()
 	if len(c.head) > 0 {
-		n := copy(p, c.head)
+		n := copy(p, c.record(c.head))
 		if c.head = c.head[n:]; len(c.head) == 0 {
 			c.head = nil
 		}
@@ -90,44 +89,33 @@ func (c *sockConn) Read(p []byte) (int, error) {
 		return c.tcp.Read(p)
 	}
 	if c.r == c.w {
-		if err := c.fill(); err != nil {
+		n, err := c.in.ReadLoan(&c.loan)
+		if n == 0 {
 			return 0, err
 		}
+		c.r, c.w = 0, n
 	}
-	n := copy(p, (*c.rbuf)[c.r:c.w])
+	n := copy(p, c.record(c.loan.Bytes()[c.r:c.w]))
 	if c.r += n; c.r == c.w {
-		readBuffers.Put(c.rbuf)
-		c.rbuf, c.r, c.w = nil, 0, 0
+		c.loan.Return()
 	}
 	return n, nil
 }
 
-// fill waits without a buffer and reads with one from the pool.
-func (c *sockConn) fill() error {
-	var n int
-	var rerr error
-	var buf *[]byte
-	err := c.rc.Read(func(fd uintptr) bool {
-		buf = readBuffers.Get().(*[]byte)
-		var again bool
-		if n, again, rerr = readAvailable(fd, *buf); again {
-			readBuffers.Put(buf)
-			return false
+// record is what of b belongs to the TLS record that is being read, its header and its content
+// apart. TLS keeps a buffer that holds the most it was ever given at once: a record and a piece of
+// the next would be twice a record.
+func (c *sockConn) record(b []byte) []byte {
+	if c.content == 0 {
+		n := copy(c.hdr[c.hdrN:], b)
+		if c.hdrN += n; c.hdrN == len(c.hdr) {
+			c.content, c.hdrN = int(binary.BigEndian.Uint16(c.hdr[3:])), 0
 		}
-		return true
-	})
-	switch {
-	case err != nil:
-		return err
-	case rerr != nil:
-		readBuffers.Put(buf)
-		return &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: rerr}
-	case n == 0:
-		readBuffers.Put(buf)
-		return io.EOF
+		return b[:n]
 	}
-	c.rbuf, c.r, c.w = buf, 0, n
-	return nil
+	b = b[:min(len(b), c.content)]
+	c.content -= len(b)
+	return b
 }
 
 func (c *sockConn) Write(p []byte) (int, error) {

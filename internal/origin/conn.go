@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/adit-dev/adit/internal/buffer"
 )
 
 // headedConn is a TCP connection whose PROXY header goes in one segment with what is written
@@ -19,6 +21,9 @@ type headedConn struct {
 	// ended is set once this side's bytes have ended; failed is how a write failed.
 	ended  atomic.Bool
 	failed atomic.Int32
+	// in and hasty are the reader's own: the socket, and whether reads must not wait.
+	in    *buffer.Socket
+	hasty bool
 }
 
 const (
@@ -50,7 +55,23 @@ func (c *headedConn) noteFailure(err error) {
 // Read tells a reset from an end also where a write got the news first: the kernel reports a reset
 // once, to whichever call comes first, and the other one would see a clean end.
 func (c *headedConn) Read(b []byte) (int, error) {
+	if c.hasty {
+		return 0, errHasty
+	}
 	n, err := c.tcp.Read(b)
+	return n, c.end(err)
+}
+
+// ReadLoan implements buffer.Reader.
+func (c *headedConn) ReadLoan(l *buffer.Loan) (int, error) {
+	if c.in == nil {
+		c.in = buffer.NewSocket(c.tcp)
+	}
+	n, err := c.in.ReadLoan(l)
+	return n, c.end(err)
+}
+
+func (c *headedConn) end(err error) error {
 	if errors.Is(err, io.EOF) && !c.ended.Load() && closedByPeer(c.tcp) {
 		for range 25 {
 			if c.failed.Load() != 0 {
@@ -59,11 +80,42 @@ func (c *headedConn) Read(b []byte) (int, error) {
 			time.Sleep(2 * time.Millisecond)
 		}
 		if c.failed.Load() == failedReset {
-			return n, &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: syscall.ECONNRESET}
+			return &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: syscall.ECONNRESET}
 		}
 	}
-	return n, err
+	return err
 }
+
+// ReadLoan implements buffer.Reader. TLS can wait only with a buffer in hand: it gets a byte, and
+// then what it has without waiting.
+func (c *Conn) ReadLoan(l *buffer.Loan) (int, error) {
+	if c.Conn == net.Conn(c.raw) {
+		return c.raw.ReadLoan(l)
+	}
+	var first [1]byte
+	n, err := c.Conn.Read(first[:])
+	if n == 0 {
+		return 0, err
+	}
+	b := l.Bytes()
+	b[0] = first[0]
+	c.raw.hasty = true
+	n, err = c.Conn.Read(b[1:])
+	c.raw.hasty = false
+	if errors.Is(err, errHasty) {
+		err = nil
+	}
+	return 1 + n, err
+}
+
+// errHasty is temporary: TLS asks again.
+var errHasty net.Error = hasty{}
+
+type hasty struct{}
+
+func (hasty) Error() string   { return "nothing to read now" }
+func (hasty) Timeout() bool   { return true }
+func (hasty) Temporary() bool { return true }
 
 func (c *headedConn) write(b []byte) (int, error) {
 	c.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/adit-dev/adit/internal/buffer"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/reason"
 	"github.com/adit-dev/adit/internal/splice"
@@ -137,6 +138,7 @@ func (p *pending) await(ctx context.Context) {
 func (p *pending) settle(err *reason.Error) {
 	p.mu.Lock()
 	p.settled, p.err, p.sent = true, err, nil
+	p.req.First, p.rest = nil, nil
 	p.mu.Unlock()
 	close(p.done)
 }
@@ -167,6 +169,15 @@ func (p *pending) Read(b []byte) (int, error) {
 		return 0, err
 	}
 	return s.Read(b)
+}
+
+// ReadLoan implements buffer.Reader.
+func (p *pending) ReadLoan(l *buffer.Loan) (int, error) {
+	s, err := p.current()
+	if err != nil {
+		return 0, err
+	}
+	return s.ReadLoan(l)
 }
 
 func (p *pending) Write(b []byte) (int, error) {

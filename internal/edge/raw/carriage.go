@@ -7,29 +7,17 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	"github.com/adit-dev/adit/internal/buffer"
 	"github.com/adit-dev/adit/internal/edge/dial"
 	"github.com/adit-dev/adit/internal/front"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/reason"
 	"github.com/adit-dev/adit/internal/splice"
-)
-
-// Buffers are taken only while there is data: an idle connection holds none towards the visitor
-// and, at the latest after two sweeps, a small one towards the stream.
-const (
-	smallBuffer = 2 << 10
-	largeBuffer = 64 << 10
-)
-
-var (
-	small = sync.Pool{New: func() any { b := make([]byte, smallBuffer); return &b }}
-	large = sync.Pool{New: func() any { b := make([]byte, largeBuffer); return &b }}
 )
 
 // carriage is one visitor connection and its stream.
@@ -108,34 +96,37 @@ func (k *carriage) abort() {
 	_ = k.visitor.Reset()
 }
 
-// copyIn carries the visitor's bytes to the stream.
+// copyIn carries the visitor's bytes to the stream. Neither direction holds a buffer while it waits.
 func (k *carriage) copyIn() error {
-	rc, err := k.socket()
-	if err != nil {
-		return err
-	}
+	in := buffer.NewSocket(k.visitor.NetConn())
+	var buf buffer.Loan
+	defer buf.Return()
 	for {
 		if ok, err := k.spliceIn(); ok {
 			return err
 		}
-		buf, n, err := readWhenReady(rc)
+		n, err := in.ReadLoan(&buf)
 		if n > 0 {
 			k.in.Add(int64(n))
 			k.writing.Store(true)
-			_, werr := k.stream.Write((*buf)[:n])
+			_, werr := k.stream.Write(buf.Bytes()[:n])
 			k.writing.Store(false)
-			large.Put(buf)
+			buf.Return()
 			if werr != nil {
 				return werr
 			}
 			k.moved()
-			continue
 		}
-		return err
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
 	}
 }
 
-// socket is the visitor's, for waiting on it without a buffer.
+// socket is the visitor's.
 func (k *carriage) socket() (syscall.RawConn, error) {
 	sock, ok := k.visitor.NetConn().(syscall.Conn)
 	if !ok {
@@ -144,40 +135,27 @@ func (k *carriage) socket() (syscall.RawConn, error) {
 	return sock.SyscallConn()
 }
 
-// copyOut carries the origin's bytes to the visitor: with a small buffer until a read fills it,
-// then with a large one until the sweep finds it idle.
+// copyOut carries the origin's bytes to the visitor.
 func (k *carriage) copyOut() error {
 	if ok, err := k.spliceOut(); ok {
 		return err
 	}
-	pool := &small
-	buf := pool.Get().(*[]byte)
-	defer func() { pool.Put(buf) }()
-	swap := func(to *sync.Pool) {
-		pool.Put(buf)
-		pool, buf = to, to.Get().(*[]byte)
-		k.holding.Store(to == &large)
-	}
+	var buf buffer.Loan
+	defer buf.Return()
 	for {
-		n, err := k.stream.Read(*buf)
+		n, err := k.stream.ReadLoan(&buf)
 		if n > 0 {
 			k.out.Add(int64(n))
-			if _, werr := k.visitor.Write((*buf)[:n]); werr != nil {
+			_, werr := k.visitor.Write(buf.Bytes()[:n])
+			buf.Return()
+			if werr != nil {
 				return werr
 			}
 			k.moved()
 		}
 		switch {
-		case err == nil && n == smallBuffer && pool == &small:
-			swap(&large)
 		case errors.Is(err, io.EOF):
 			return nil
-		case errors.Is(err, os.ErrDeadlineExceeded) && k.kicked.CompareAndSwap(true, false):
-			if pool == &large {
-				swap(&small)
-			}
-			_ = k.stream.SetReadDeadline(time.Time{})
-			k.moved()
 		case err != nil:
 			return err
 		}
@@ -219,31 +197,4 @@ func (k *carriage) splicer() (link.Splicer, *net.TCPConn) {
 		return nil, nil
 	}
 	return sp, sock
-}
-
-// readWhenReady waits for data without a buffer, takes one and reads. At the end it returns no
-// buffer and a nil error.
-func readWhenReady(rc syscall.RawConn) (buf *[]byte, n int, err error) {
-	var rerr error
-	err = rc.Read(func(fd uintptr) bool {
-		buf = large.Get().(*[]byte)
-		for {
-			n, rerr = syscall.Read(int(fd), *buf)
-			if rerr != syscall.EINTR {
-				break
-			}
-		}
-		if rerr == nil && n > 0 {
-			return true
-		}
-		large.Put(buf)
-		buf, n = nil, 0
-		return rerr != syscall.EAGAIN
-	})
-	switch {
-	case err != nil:
-	case rerr != nil:
-		err = os.NewSyscallError("read", rerr)
-	}
-	return buf, n, err
 }

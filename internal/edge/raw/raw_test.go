@@ -21,6 +21,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/buffer"
 	"github.com/adit-dev/adit/internal/edge/dial"
 	"github.com/adit-dev/adit/internal/edge/route"
 	"github.com/adit-dev/adit/internal/front"
@@ -55,6 +56,8 @@ type stream struct {
 	*net.TCPConn
 	link.NoSocket
 }
+
+func (s stream) ReadLoan(l *buffer.Loan) (int, error) { return buffer.Read(s, l) }
 
 func (s stream) Abort() { _ = s.SetLinger(0); _ = s.Close() }
 

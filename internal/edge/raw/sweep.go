@@ -7,34 +7,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sweepEvery is how long a connection may hold a large buffer without using it, and how soon an
-// abort is noticed behind a writer that the other side holds up.
+// sweepEvery is how soon an abort is noticed behind a writer that the other side holds up.
 const sweepEvery = time.Second
 
 // watch is what the sweep looks at.
 type watch struct {
-	// holding: a large buffer is held for the stream's next bytes. kicked asks to let go of it.
-	holding, kicked atomic.Bool
 	// writing: a write to the stream has begun and not ended.
 	writing atomic.Bool
-	// lastIn and lastOut are the counts at the last sweep; only the sweep uses them.
-	lastIn, lastOut int64
+	// lastIn is the count at the last sweep; only the sweep uses it.
+	lastIn int64
 }
 
 // sweep looks at all connections once, and again while there are any.
 func (s *Server) sweep() {
-	var idle, stuck []*carriage
+	var stuck []*carriage
 	s.mu.Lock()
 	for _, ks := range s.open {
 		for k := range ks {
-			in, out := k.in.Load(), k.out.Load()
-			if k.holding.Load() && out == k.lastOut {
-				idle = append(idle, k)
-			}
+			in := k.in.Load()
 			if k.writing.Load() && in == k.lastIn {
 				stuck = append(stuck, k)
 			}
-			k.lastIn, k.lastOut = in, out
+			k.lastIn = in
 		}
 	}
 	if len(s.open) == 0 {
@@ -43,10 +37,6 @@ func (s *Server) sweep() {
 		s.sweeper.Reset(sweepEvery)
 	}
 	s.mu.Unlock()
-	for _, k := range idle {
-		k.kicked.Store(true)
-		_ = k.stream.SetReadDeadline(time.Unix(1, 0))
-	}
 	for _, k := range stuck {
 		if k.aborted() {
 			k.abort()

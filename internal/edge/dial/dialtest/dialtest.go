@@ -15,6 +15,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/buffer"
 	"github.com/adit-dev/adit/internal/edge/dial"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/reason"
@@ -300,6 +301,8 @@ func (s *stream) Close() error {
 	s.end(func(c net.Conn) { _ = c.Close() })
 	return nil
 }
+
+func (s *stream) ReadLoan(l *buffer.Loan) (int, error) { return buffer.Read(s, l) }
 
 func (s *stream) Abort() { go s.end(reset) }
 
