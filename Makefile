@@ -12,7 +12,7 @@ TESTFLAGS ?= -count=1 -timeout=15m
 
 # What make bench runs; BENCHFLAGS adds to it, for example BENCHFLAGS="-only chisel".
 BENCH    := $(GO) test -tags bench -count=1 -timeout=3h -v -run '^TestBench$$' ./test/bench -args
-QUICK    := adit (auto|latency|throughput)$$|(throughput|raw) passthrough|frp quic|haproxy 2 hop tls
+QUICK    := adit (auto|latency|throughput)$$|(throughput|raw) passthrough|http clear|frp quic|haproxy 2 hop tls
 
 export ADIT_TOOLS := $(TOOLS)
 export ADIT_BIN   := $(BIN)/adit

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/adit-dev/adit/test/bench/load"
+	"github.com/adit-dev/adit/test/bench/report"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -27,8 +28,8 @@ var policies = []string{"throughput", "latency", "auto"}
 // rawPolicy is for passthrough only, on loopback.
 const rawPolicy = "raw"
 
-// adit starts a server and an agent whose tunnels all use one carrier policy. The second target
-// is the passthrough tunnel of the same processes.
+// adit starts a server and an agent whose tunnels all use one carrier policy. Further targets are
+// the passthrough tunnel of the same processes, and with auto their http tunnel in clear text.
 func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []*target {
 	t.Helper()
 	cfg := stack.ServerConfig{Args: []string{"--log-level", "warn", "--max-connections-per-address", "14000"}}
@@ -41,9 +42,12 @@ func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []
 		// The name of the hub has no resolver there.
 		agent.Args = append(agent.Args, "--server-url", "https://"+s.at(port))
 	}
+	if *profiles != "" {
+		cfg.Args, agent.Args = append(cfg.Args, "--pprof"), append(agent.Args, "--pprof")
+	}
 	server := stack.StartServer(t, cfg)
-	tcp, udp := stack.FreePort(t), stack.FreePort(t)
-	grants := []string{"--tcp-port", strconv.Itoa(tcp), "--udp-port", strconv.Itoa(udp)}
+	tcp, udp, plain := stack.FreePort(t), stack.FreePort(t), stack.FreePort(t)
+	grants := []string{"--tcp-port", strconv.Itoa(tcp), "--tcp-port", strconv.Itoa(plain), "--udp-port", strconv.Itoa(udp)}
 	labels := []string{fmt.Sprintf("tcp:%d", tcp), fmt.Sprintf("udp:%d", udp)}
 	others := policy
 	if policy == rawPolicy {
@@ -60,8 +64,11 @@ func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []
 	if !s.remote() {
 		grants = append(grants, "--hostname", host, "--hostname", passthroughHost)
 		labels = append(labels, host, passthroughHost)
-		agent.Services = []stack.Service{with(stack.HTTP(host, "http://"+o.http)), stack.Passthrough(passthroughHost, o.tcp).With("carrier_policy", policy)}
+		agent.Services = []stack.Service{with(stack.HTTP(host, "http://"+o.http)).With("http_ports", []int{plain}), stack.Passthrough(passthroughHost, o.tcp).With("carrier_policy", policy)}
 		main.http, main.tls = server.HTTPS, &tls.Config{RootCAs: server.Roots(), NextProtos: []string{"http/1.1"}}
+		if name := report.Clear; policy == "auto" && wanted(t, name) {
+			targets = append(targets, &target{name: name, http: s.at(plain)})
+		}
 		if name := main.name + " passthrough"; wanted(t, name) {
 			targets = append(targets, &target{name: name, tcp: server.HTTPS, hello: clientHello(passthroughHost)})
 		}
@@ -70,6 +77,10 @@ func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []
 	server.WaitOnline(1, labels...)
 	for _, g := range targets {
 		g.edge, g.agent = server.Process, a.Process
+		g.admin = map[string]string{"edge": server.Admin, "agent": a.Health}
+		if g.tcp == "" {
+			continue
+		}
 		if r := load.Echo(t.Context(), g.dialTCP(), 1, 128, 50*time.Millisecond, false); r.Failed > 0 {
 			t.Fatalf("%s: %s", g.name, r.FirstErr)
 		}

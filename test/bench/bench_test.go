@@ -34,6 +34,7 @@ var (
 	idle       = flag.Int("idle", 5000, "idle connections per target; 0 = leave out")
 	only       = flag.String("only", "", "expression that names of targets must match")
 	scenes     = flag.String("scenes", "", "expression that scenes on the emulated path must match")
+	works      = flag.String("works", "", "expression that names of works must match")
 	docs       = flag.String("docs", "", "documentation folder to publish in; empty = print only")
 	raw        = flag.String("raw", "", "file for the raw data")
 	// Set by this program where it runs itself again.
@@ -135,9 +136,17 @@ func loopbackScene(t *testing.T) {
 }
 
 // measure does every work on every target, in rounds.
-func measure(t *testing.T, scene string, targets []*target, works []work, rounds int) {
+func measure(t *testing.T, scene string, targets []*target, all []work, rounds int) {
+	t.Helper()
+	matching, err := regexp.Compile(*works)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for round := range rounds {
-		for _, w := range works {
+		for _, w := range all {
+			if !matching.MatchString(w.name) {
+				continue
+			}
 			order := slices.Clone(targets)
 			rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 			for _, g := range order {

@@ -54,7 +54,7 @@ func pathScenes(t *testing.T) {
 			}
 			file := filepath.Join(t.TempDir(), "raw.json")
 			line := append(lab.A.Exec(), self(t), "-test.run", "^TestBench$", "-test.v", "-scene", p.scene, "-far", lab.B.Namespace,
-				"-path-length", pathLength.String(), "-only", *only, "-raw", file, "-path-rounds", strconv.Itoa(*pathRounds))
+				"-path-length", pathLength.String(), "-only", *only, "-works", *works, "-raw", file, "-path-rounds", strconv.Itoa(*pathRounds))
 			out, err := exec.Command(line[0], line[1:]...).CombinedOutput()
 			t.Logf("%s", out)
 			if err != nil {

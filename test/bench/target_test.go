@@ -70,6 +70,8 @@ type target struct {
 	tls *tls.Config
 	// edge and agent are the processes whose CPU and memory count.
 	edge, agent *stack.Process
+	// admin are the addresses of their profiles.
+	admin map[string]string
 }
 
 func (g *target) dialTCP() load.Dial {
