@@ -112,6 +112,10 @@ type Hub struct {
 	feed     *feed
 	presence *presence
 	reap     *reaper
+	// happened is raised when an event is stored.
+	happened   *signal
+	conditions *conditions
+	traffic    *traffic
 
 	stopping chan struct{}
 	stop     func()
@@ -139,6 +143,7 @@ func New(ctx context.Context, cfg Config) (*Hub, error) {
 	h := &Hub{
 		cfg: cfg, log: cfg.Log, store: st, askAgain: make(chan struct{}, 1),
 		feed: newFeed(), presence: newPresence(), reap: newReaper(),
+		happened: newSignal(), conditions: newConditions(cfg.Now()), traffic: newTraffic(),
 		stopping: make(chan struct{}), seen: map[string]time.Time{}, onRevoke: func(string) {},
 	}
 	h.stop = sync.OnceFunc(func() { close(h.stopping) })
@@ -186,6 +191,10 @@ func (h *Hub) Run(ctx context.Context) error {
 	wg.Go(func() { h.certify(ctx) })
 	wg.Go(func() { h.poll(ctx) })
 	wg.Go(func() { h.ticks(ctx) })
+	wg.Go(func() { h.every(ctx, conditionStep, "problems", h.observe) })
+	wg.Go(func() { h.every(ctx, trafficFlush, "traffic", h.flushTraffic) })
+	wg.Go(func() { h.every(ctx, time.Hour, "old records", h.prune) })
+	wg.Go(func() { h.sendNotices(ctx) })
 	wg.Wait()
 	return nil
 }

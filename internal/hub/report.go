@@ -68,6 +68,7 @@ func (h *Hub) reportEdge(ctx context.Context, e edgeCaller, r *hubv1.ReportReque
 		}
 	}
 	h.presence.edge(id, h.cfg.Now(), r)
+	h.traffic.add(id, h.cfg.Now(), r.GetTraffic())
 	return nil
 }
 

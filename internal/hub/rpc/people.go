@@ -25,9 +25,6 @@ type people struct {
 	hubv1connect.UnimplementedProviderServiceHandler
 	hubv1connect.UnimplementedDeviceServiceHandler
 	hubv1connect.UnimplementedAuditServiceHandler
-	hubv1connect.UnimplementedEventServiceHandler
-	hubv1connect.UnimplementedNoticeServiceHandler
-	hubv1connect.UnimplementedTrafficServiceHandler
 }
 
 func (p people) CreateInvite(ctx context.Context, r *hubv1.CreateInviteRequest) (*hubv1.CreateInviteResponse, error) {
