@@ -57,7 +57,9 @@ type stream struct {
 	link.NoSocket
 }
 
-func (s stream) ReadLoan(l *buffer.Loan) (int, error) { return buffer.Read(s, l) }
+func (s stream) ReadLoan(l *buffer.Loan) (int, error) {
+	return buffer.NewSocket(s.TCPConn).ReadLoan(l)
+}
 
 func (s stream) Abort() { _ = s.SetLinger(0); _ = s.Close() }
 
