@@ -79,7 +79,8 @@ func New(cfg Config) (*Edge, error) {
 	e.registry = newRegistry(e)
 	e.acceptor = link.NewAcceptor(link.AcceptorConfig{
 		Key: cfg.Key, Admit: e.admit, Edges: e.edges, Serve: e.registry.serve,
-		Joined: e.registry.joined, Left: e.registry.left, Drains: e.registry.drains, Log: cfg.Log, Registry: cfg.Registry,
+		Joined: e.registry.joined, Left: e.registry.left, Drains: e.registry.drains,
+		Short: func(r *link.Replica) { e.proxy.CloseIdle(r.ID()) }, Log: cfg.Log, Registry: cfg.Registry,
 	})
 	e.dialer = dial.New(e.registry).Within(cfg.DialTimeout)
 	e.proxy = proxy.New(proxy.Config{

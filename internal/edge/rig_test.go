@@ -333,7 +333,7 @@ func startAgent(r *rig, tok *linktest.Token, carrier string, origins map[string]
 }
 
 // startAgentAt dials the edge where address says.
-func startAgentAt(r *rig, address *wirev1.EdgeAddress, tok *linktest.Token, carrier string, origins map[string]string) *agent {
+func startAgentAt(r *rig, address *wirev1.EdgeAddress, tok *linktest.Token, carrier string, origins map[string]string, change ...func(*link.ConnectorConfig)) *agent {
 	r.t.Helper()
 	node, err := identity.NewNodeKey()
 	if err != nil {
@@ -349,6 +349,9 @@ func startAgentAt(r *rig, address *wirev1.EdgeAddress, tok *linktest.Token, carr
 	}
 	if carrier != "" {
 		cfg.Carriers = []string{carrier}
+	}
+	for _, f := range change {
+		f(&cfg)
 	}
 	cfg.OnState = func() {
 		if a.Connector == nil {

@@ -36,6 +36,9 @@ type AcceptorConfig struct {
 	// Drains is called when a replica announced that it ends and no session of it takes new
 	// streams: what holds idle streams on it should give them up. Nil = nobody.
 	Drains func(r *Replica)
+	// Short is called when streams of a replica want lanes and it has as many as there may be: what
+	// holds idle streams on it should give them up. At most ten times a second. Nil = nobody.
+	Short func(r *Replica)
 	// MaxLanes caps lanes per replica; 0 = 4096 without QUIC, 256 beside it.
 	MaxLanes int
 	Log      *slog.Logger

@@ -30,8 +30,12 @@ type lanePool struct {
 	missAt  time.Time // the last of them
 	limit   int       // what the agent can hold
 	asked   int
+	shortAt time.Time // when idle streams were last asked to give up their lanes
 	closed  bool
 }
+
+// shortEvery is how often idle streams may be asked to give up their lanes.
+const shortEvery = 100 * time.Millisecond
 
 func newLanePool(r *Replica, maxLanes int, shrink time.Duration) *lanePool {
 	return &lanePool{r: r, maxCfg: maxLanes, all: map[*lane]struct{}{}, limit: lanesAlone, demand: demand{window: shrink}}
@@ -115,7 +119,22 @@ func (p *lanePool) ask(missed bool) {
 		p.missAt = now
 	}
 	p.demand.note(p.wanted(), now)
-	p.tell(p.demand.target(p.cap(p.r.hasQUIC()), now), false)
+	limit := p.cap(p.r.hasQUIC())
+	p.tell(p.demand.target(limit, now), false)
+	if missed || len(p.waiters) > 0 {
+		p.short(limit, now)
+	}
+}
+
+// short asks what holds idle streams to give up their lanes, if there can be no more of them. The
+// caller holds mu.
+func (p *lanePool) short(limit int, now time.Time) {
+	f := p.r.acceptor.cfg.Short
+	if f == nil || len(p.all) < limit || now.Sub(p.shortAt) < shortEvery {
+		return
+	}
+	p.shortAt = now
+	p.r.pair.goFunc(func() { f(p.r) })
 }
 
 // wanted is how many lanes are busy, waited for or were missed. The caller holds mu.
@@ -239,6 +258,9 @@ func (p *lanePool) tend(now time.Time) {
 	p.demand.note(p.wanted(), now)
 	target := p.demand.target(p.cap(p.r.hasQUIC()), now)
 	p.tell(target, false)
+	if len(p.waiters) > 0 {
+		p.short(p.cap(p.r.hasQUIC()), now) // some may have fallen idle since
+	}
 	var retired []*lane
 	for len(p.all)-len(retired) > target && len(p.idle) > 0 {
 		// Those that carried bulk first, they hold the most memory; else the longest idle.

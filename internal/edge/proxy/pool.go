@@ -296,6 +296,15 @@ func (p *pool) closeReplica(id string) {
 	}
 }
 
+func (p *pool) closeIdleOf(id string) {
+	p.mu.Lock()
+	r := p.replicas[id]
+	p.mu.Unlock()
+	if r != nil {
+		p.giveUp(r)
+	}
+}
+
 func (p *pool) close() {
 	p.mu.Lock()
 	all := make([]*replica, 0, len(p.replicas))

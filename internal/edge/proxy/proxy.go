@@ -98,6 +98,9 @@ func (p *Proxy) CloseTunnel(tunnelID string) {
 // CloseReplica gives up the idle origin connections through a replica that drains or left.
 func (p *Proxy) CloseReplica(replicaID string) { p.pool.closeReplica(replicaID) }
 
+// CloseIdle gives up the idle origin connections through a replica: others want what carries them.
+func (p *Proxy) CloseIdle(replicaID string) { p.pool.closeIdleOf(replicaID) }
+
 // Drain waits for the upgraded connections to end by themselves; when ctx ends it tells the rest
 // that the edge goes away (WebSocket close 1001) and closes them. New requests are still served;
 // stopping those is the front's business.
