@@ -303,7 +303,7 @@ func (h *Hub) notifyOne(ctx context.Context, row *store.NoticeTarget, scanned ma
 		if claimed = now.Cursor == row.Cursor && now.NextTry == row.NextTry; !claimed {
 			return nil // another hub has it
 		}
-		row = now
+		*row = *now
 		row.NextTry = tx.Now.Add(noticeClaim).UnixMilli()
 		return tx.PutNoticeTarget(row)
 	})
