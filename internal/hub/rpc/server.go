@@ -10,6 +10,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/adit-dev/adit/api/hub/v1/hubv1connect"
+	"github.com/adit-dev/adit/api/openapi"
 	"github.com/adit-dev/adit/internal/hub"
 	"github.com/adit-dev/adit/internal/hublink"
 )
@@ -65,9 +66,14 @@ func New(h *hub.Hub) *Server {
 // Link takes connections under ALPN adit-hub/1, and WebSockets at /.adit/hub.
 func (s *Server) Link() *hublink.Server { return s.link }
 
-// Handler serves the hub host over HTTPS: the API for people (bearer key) and /.adit/hub.
+// Handler serves the hub host over HTTPS: the API for people (bearer key), its OpenAPI document
+// and /.adit/hub.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /openapi.json", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(openapi.Document)
+	})
 	mux.Handle("/", s.api)
 	mux.Handle(hublink.Path, s.link)
 	return mux
