@@ -110,6 +110,7 @@ func (s *flowServer) ServeFlow(f link.Flow, h *wirev1.StreamHeader) (receive fun
 	u := &udpFlow{s: s, flow: f, target: t, head: head}
 	u.ctx, u.cancel = context.WithCancel(s.ctx)
 	u.used.Store(s.now().UnixNano())
+	f.AfterBatch(u.flush)
 	if e := s.add(u); e != nil {
 		u.cancel()
 		s.m.refused(e)

@@ -29,6 +29,7 @@ type udpTestFlow struct {
 	got    chan string
 	done   chan struct{}
 	closed atomic.Bool
+	after  func()
 }
 
 func newUDPTestFlow() *udpTestFlow {
@@ -42,6 +43,12 @@ func (f *udpTestFlow) Send(b []byte) error {
 	f.got <- string(b)
 	return nil
 }
+
+func (f *udpTestFlow) Queue(b []byte) error { return f.Send(b) }
+
+func (f *udpTestFlow) Flush() {}
+
+func (f *udpTestFlow) AfterBatch(done func()) { f.after = done }
 
 func (f *udpTestFlow) Close() error {
 	if f.closed.CompareAndSwap(false, true) {
@@ -112,7 +119,7 @@ func (b *udpBench) open(t *testing.T) (*udpTestFlow, func([]byte)) {
 	if e != nil {
 		t.Fatal(e)
 	}
-	return f, receive
+	return f, func(b []byte) { receive(b); f.after() }
 }
 
 func (b *udpBench) pass(d time.Duration) { b.clock.Add(int64(d)); b.sweep() }

@@ -108,6 +108,7 @@ func (u *udpFlow) connected(c *datagram.Socket) {
 	for _, b := range u.pending {
 		u.write(c, b)
 	}
+	u.sent(c)
 	u.pending, u.pendingBytes = nil, 0
 	u.conn = c
 	if u.ctx.Err() != nil {
@@ -122,7 +123,7 @@ func (u *udpFlow) disconnected(c *datagram.Socket) {
 	u.conn = nil
 }
 
-// receive takes a datagram of the visitor.
+// receive takes a datagram of the visitor; flush follows the last of several.
 func (u *udpFlow) receive(b []byte) {
 	u.used.Store(u.s.now().UnixNano())
 	u.mu.Lock()
@@ -139,26 +140,33 @@ func (u *udpFlow) receive(b []byte) {
 	u.pendingBytes += len(b)
 }
 
-// write sends b to the origin, the first one behind the PROXY header. The caller holds mu.
+// write queues b for the origin, the first one behind the PROXY header. The caller holds mu.
 func (u *udpFlow) write(c *datagram.Socket, b []byte) {
-	if !u.headed && len(u.head) > 0 {
-		b = append(append(make([]byte, 0, len(u.head)+len(b)), u.head...), b...)
+	u.s.m.toOrigin.Add(float64(len(b)))
+	if u.headed || len(u.head) == 0 {
+		c.Queue(b, nil, netip.AddrPort{})
+		return
 	}
-	_, err := c.Write(b)
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		// The error tells of an earlier datagram, this one was not sent yet.
-		u.drop(dropOriginRefused, 1)
-		_, err = c.Write(b)
+	// Until one with the header is on its way, each has it, and goes alone to tell.
+	c.Queue(append(append(make([]byte, 0, len(u.head)+len(b)), u.head...), b...), nil, netip.AddrPort{})
+	u.headed = u.sent(c)
+}
+
+// flush sends what receive left waiting.
+func (u *udpFlow) flush() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.conn != nil {
+		u.sent(u.conn)
 	}
-	switch {
-	case err == nil:
-		u.headed = true
-		u.s.m.toOrigin.Add(float64(len(b)))
-	case errors.Is(err, syscall.ECONNREFUSED):
-		u.drop(dropOriginRefused, 1)
-	default:
-		u.drop(dropWriteFailed, 1)
-	}
+}
+
+// sent sends what waits, and reports whether all of it went.
+func (u *udpFlow) sent(c *datagram.Socket) bool {
+	lost := c.Flush()
+	u.drop(dropOriginRefused, lost.Refused)
+	u.drop(dropWriteFailed, lost.Failed)
+	return lost == datagram.Lost{}
 }
 
 // fromOrigin carries the origin's datagrams until the flow ends, or until the origin has been
@@ -169,10 +177,11 @@ func (u *udpFlow) fromOrigin(c *datagram.Socket) {
 		u.used.Store(now)
 		u.heard.Store(now)
 		u.s.m.toVisitor.Add(float64(len(b)))
-		_ = u.flow.Send(b) // Fails only when the flow has ended, which ends us too.
+		_ = u.flow.Queue(b) // Fails only when the flow has ended, which ends us too.
 	}
 	for {
 		lost, err := c.ReadBatch(toVisitor)
+		u.flow.Flush()
 		u.drop(dropSocketFull, lost)
 		switch {
 		case u.ctx.Err() != nil || errors.Is(err, net.ErrClosed):

@@ -1,5 +1,5 @@
-// Package datagram holds UDP sockets as tunnels need them: room for bursts, reads in batches,
-// the local address of every datagram, a count of what the kernel dropped.
+// Package datagram holds UDP sockets as tunnels need them: room for bursts, reads and writes in
+// batches, the local address of every datagram, a count of what the kernel dropped.
 package datagram
 
 import (
@@ -52,18 +52,20 @@ func Connected(conn *net.UDPConn) (*Socket, error) {
 
 func open(conn *net.UDPConn, bound netip.Addr) (*Socket, error) {
 	growBuffers(conn)
-	b, err := newBatch(conn)
-	if err != nil {
+	s := &Socket{UDPConn: conn, bound: bound}
+	if err := s.open(); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
-	return &Socket{UDPConn: conn, bound: bound, batch: b}, nil
+	return s, nil
 }
 
-// Reply sends b to a peer with the control message that ReplyFrom made.
-func (s *Socket) Reply(b, from []byte, to netip.AddrPort) error {
-	_, _, err := s.WriteMsgUDPAddrPort(b, from, to)
-	return err
+// Lost counts datagrams that were queued and not sent.
+type Lost struct {
+	// Refused: the peer's host answered "port unreachable" to an earlier one.
+	Refused int
+	// Failed: whatever else, such as no room in the kernel's queue.
+	Failed int
 }
 
 // ReplyFrom is the control message that makes a datagram leave from local; nil where the socket

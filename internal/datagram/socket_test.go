@@ -97,8 +97,9 @@ func TestLocalAddress(t *testing.T) {
 		if all[0].local.String() != host {
 			t.Errorf("sent to %s, told %s", host, all[0].local)
 		}
-		if err := s.Reply([]byte("y"), s.ReplyFrom(all[0].local), all[0].from); err != nil {
-			t.Fatal(err)
+		s.Queue([]byte("y"), s.ReplyFrom(all[0].local), all[0].from)
+		if lost := s.Flush(); lost != (Lost{}) {
+			t.Fatalf("%+v", lost)
 		}
 		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
 		if _, err := c.Read(make([]byte, 2)); err != nil {
@@ -152,8 +153,9 @@ func TestConnected(t *testing.T) {
 		t.Fatal(err)
 	}
 	asked, _ := take(t, origin, 1)
-	if err := origin.Reply([]byte("y"), origin.ReplyFrom(asked[0].local), asked[0].from); err != nil {
-		t.Fatal(err)
+	origin.Queue([]byte("y"), origin.ReplyFrom(asked[0].local), asked[0].from)
+	if lost := origin.Flush(); lost != (Lost{}) {
+		t.Fatalf("%+v", lost)
 	}
 	if all, _ := take(t, s, 1); all[0].b != "y" || all[0].from != to {
 		t.Errorf("%+v", all[0])

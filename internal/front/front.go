@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/quic-go/quic-go"
 
+	"github.com/adit-dev/adit/internal/datagram"
 	"github.com/adit-dev/adit/internal/limits"
 )
 
@@ -61,8 +62,9 @@ type Protocol struct {
 	// Wrap, if set, goes between the connection and TLS.
 	Wrap func(c net.Conn) net.Conn
 	TCP  func(ctx context.Context, c *tls.Conn)
-	// QUIC is nil for protocols that exist on TCP only.
-	QUIC func(ctx context.Context, c *quic.Conn)
+	// QUIC is nil for protocols that exist on TCP only. shared is the connection's socket, nil where
+	// QUIC has it alone.
+	QUIC func(ctx context.Context, c *quic.Conn, shared *datagram.Carrier)
 }
 
 // Roles is what runs behind the listeners. All functions must be safe for concurrent use.

@@ -24,6 +24,8 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"go.uber.org/goleak"
 	"golang.org/x/net/http2"
+
+	"github.com/adit-dev/adit/internal/datagram"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -126,7 +128,7 @@ func start(t *testing.T, cfg Config, change func(*rig, *Roles)) *rig {
 			ALPN: secret,
 			TLS:  &tls.Config{Certificates: []tls.Certificate{*id}, NextProtos: []string{secret}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS13},
 			TCP:  func(_ context.Context, c *tls.Conn) { _, _ = io.WriteString(c, "session"); _ = c.Close() },
-			QUIC: func(ctx context.Context, c *quic.Conn) {
+			QUIC: func(ctx context.Context, c *quic.Conn, _ *datagram.Carrier) {
 				if s, err := c.OpenUniStream(); err == nil {
 					_, _ = io.WriteString(s, "session")
 					_ = s.Close()

@@ -18,6 +18,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"golang.org/x/time/rate"
 
+	"github.com/adit-dev/adit/internal/datagram"
 	"github.com/adit-dev/adit/internal/hostname"
 )
 
@@ -35,6 +36,8 @@ type quicSide struct {
 	transport *quic.Transport
 	listener  *quic.Listener
 	socket    *net.UDPConn
+	// shared is socket, where sessions can have it beside QUIC; else nil.
+	shared *datagram.Carrier
 	h3        *tls.Config
 	server    *http3.Server
 
@@ -59,8 +62,10 @@ func newQUICSide(f *Front, c *net.UDPConn) *quicSide {
 		reset = new([32]byte)
 		_, _ = rand.Read(reset[:]) // never fails
 	}
+	conn, shared := datagram.Share(c)
+	q.shared = shared
 	q.transport = &quic.Transport{
-		Conn:                c,
+		Conn:                conn,
 		StatelessResetKey:   (*quic.StatelessResetKey)(reset),
 		VerifySourceAddress: func(net.Addr) bool { return !fresh.Allow() },
 	}
@@ -161,7 +166,7 @@ func (q *quicSide) accept() {
 	}
 }
 
-func (q *quicSide) session(c *quic.Conn, serve func(context.Context, *quic.Conn)) {
+func (q *quicSide) session(c *quic.Conn, serve func(context.Context, *quic.Conn, *datagram.Carrier)) {
 	q.mu.Lock()
 	q.sessions[c] = struct{}{}
 	q.mu.Unlock()
@@ -170,7 +175,7 @@ func (q *quicSide) session(c *quic.Conn, serve func(context.Context, *quic.Conn)
 		delete(q.sessions, c)
 		q.mu.Unlock()
 	}()
-	serve(q.front.base, c)
+	serve(q.front.base, c, q.shared)
 }
 
 // visitor serves one HTTP/3 connection under the caps of all visitor connections.

@@ -9,6 +9,7 @@ import (
 	"github.com/quic-go/quic-go"
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/datagram"
 	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/opening"
 	"github.com/adit-dev/adit/internal/reason"
@@ -22,6 +23,7 @@ type binding struct {
 		opening.Conn
 	}
 	qc            *quic.Conn
+	shared        *datagram.Carrier // the socket of qc, where it can be shared; else nil
 	cs            tls.ConnectionState
 	local, remote net.Addr
 	target        tcpTarget // where lanes go; agent only
@@ -100,6 +102,9 @@ func (a *Acceptor) join(r *Replica, o *wirev1.Opening, b *binding) (*session, *r
 	}
 	r.lastSession = time.Time{}
 	a.raw[raw.id] = s
+	if err := s.shareSocket(b.shared, b.cs, false); err != nil {
+		return nil, reason.Wrap(err, reason.ProofInvalid, reason.HopEdge, "no exported key")
+	}
 	a.mu.Unlock()
 	// The session is known before the agent is, so that its first lane finds it.
 	if err := opening.Accept(b.ctl, o, a.cfg.Edges()); err != nil {

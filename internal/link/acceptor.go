@@ -14,6 +14,7 @@ import (
 	"github.com/quic-go/quic-go"
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/datagram"
 	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/opening"
 	"github.com/adit-dev/adit/internal/reason"
@@ -150,15 +151,16 @@ func (a *Acceptor) serveTCP(ctx context.Context, c *tls.Conn, carrier string) {
 	}
 }
 
-// ServeQUIC takes a QUIC connection under adit/1 and returns when it ends.
-func (a *Acceptor) ServeQUIC(ctx context.Context, c *quic.Conn) {
+// ServeQUIC takes a QUIC connection under adit/1 and returns when it ends. shared is its socket,
+// nil where QUIC has it alone.
+func (a *Acceptor) ServeQUIC(ctx context.Context, c *quic.Conn, shared *datagram.Carrier) {
 	remote := addrPort(c.RemoteAddr())
 	leave, ok := a.enter(remote)
 	if !ok {
 		_ = c.CloseWithError(quicCodeRefused, string(reason.RateLimited))
 		return
 	}
-	s, err := a.openQUIC(ctx, c, remote)
+	s, err := a.openQUIC(ctx, c, shared, remote)
 	leave()
 	if err != nil {
 		a.log.Debug("QUIC session refused", "remote", remote, "error", err)
@@ -172,7 +174,7 @@ func (a *Acceptor) ServeQUIC(ctx context.Context, c *quic.Conn) {
 	}
 }
 
-func (a *Acceptor) openQUIC(ctx context.Context, c *quic.Conn, remote netip.AddrPort) (*session, error) {
+func (a *Acceptor) openQUIC(ctx context.Context, c *quic.Conn, shared *datagram.Carrier, remote netip.AddrPort) (*session, error) {
 	defer context.AfterFunc(a.ctx, func() { _ = c.CloseWithError(quicCodeClosed, string(reason.Draining)) })()
 	first, cancel := context.WithTimeout(ctx, opening.Timeout)
 	defer cancel()
@@ -193,7 +195,7 @@ func (a *Acceptor) openQUIC(ctx context.Context, c *quic.Conn, remote netip.Addr
 		a.refuse(st, remote, e)
 	} else {
 		b := &binding{
-			carrier: CarrierQUIC, ctl: st, qc: c, cs: c.ConnectionState().TLS, local: c.LocalAddr(), remote: c.RemoteAddr(),
+			carrier: CarrierQUIC, ctl: st, qc: c, shared: shared, cs: c.ConnectionState().TLS, local: c.LocalAddr(), remote: c.RemoteAddr(),
 			close: func(err error) { _ = c.CloseWithError(closeCode(err), closeText(err)) },
 		}
 		s, refusal := a.acceptSession(o, b)

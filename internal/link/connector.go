@@ -231,6 +231,9 @@ func (c *Connector) connect(ctx context.Context, carriers []string, mode wirev1.
 		c.log.Debug("no raw lanes", "error", err)
 	}
 	if !c.pair.add(s) {
+	if err := s.shareSocket(d.shared, d.cs, true); err != nil {
+		c.log.Debug("datagrams go by QUIC", "error", err)
+	}
 		d.close(nil)
 		return nil, errors.New("the connector is closed")
 	}

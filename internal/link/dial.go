@@ -12,6 +12,7 @@ import (
 	"github.com/quic-go/quic-go"
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/datagram"
 	"github.com/adit-dev/adit/internal/opening"
 	"github.com/adit-dev/adit/internal/outbound"
 	"github.com/adit-dev/adit/internal/reason"
@@ -255,7 +256,8 @@ func (c *Connector) dialQUIC(ctx context.Context, addr string, small bool) (*bin
 	if err != nil {
 		return nil, err
 	}
-	tr := &quic.Transport{Conn: sock}
+	conn, shared := datagram.Share(sock)
+	tr := &quic.Transport{Conn: conn}
 	end := func() {
 		_ = tr.Close()
 		_ = sock.Close()
@@ -278,7 +280,7 @@ func (c *Connector) dialQUIC(ctx context.Context, addr string, small bool) (*bin
 	}
 	context.AfterFunc(qc.Context(), end)
 	return &binding{
-		carrier: CarrierQUIC, ctl: st, qc: qc, cs: qc.ConnectionState().TLS, local: qc.LocalAddr(), remote: qc.RemoteAddr(),
+		carrier: CarrierQUIC, ctl: st, qc: qc, shared: shared, cs: qc.ConnectionState().TLS, local: qc.LocalAddr(), remote: qc.RemoteAddr(),
 		close: func(err error) { _ = qc.CloseWithError(closeCode(err), closeText(err)) },
 	}, nil
 }

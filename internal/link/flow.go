@@ -41,6 +41,11 @@ type flowCarrier interface {
 	// b that does not fit the error is a *quic.DatagramTooLargeError; any other means that the
 	// session is over.
 	sendDatagram(b []byte) error
+	// sendNow queues a datagram, given in two pieces, on the short way beside the carrier; it does not
+	// block. False where there is none or the datagram does not fit: sendDatagram then.
+	sendNow(head, payload []byte) bool
+	// flush sends what sendNow queued.
+	flush()
 	// sendControl queues m for the control stream; it does not block.
 	sendControl(m *wirev1.Control)
 }
@@ -122,13 +127,14 @@ func (s *flowSet) remove(f *flow) {
 	}
 }
 
-// receiveDatagram takes a datagram that arrived on c; b is valid during the call only.
-func (s *flowSet) receiveDatagram(c flowCarrier, b []byte) {
+// receiveDatagram takes a datagram that arrived on c; b is valid during the call only. It returns
+// the flow that got it, whose batchEnd is due; nil if none did.
+func (s *flowSet) receiveDatagram(c flowCarrier, b []byte) *flow {
 	d, err := wire.ParseDatagram(b)
 	if err == nil && d.Type == wire.DatagramPart {
 		whole := s.parts.add(&d)
 		if whole == nil {
-			return
+			return nil
 		}
 		if d, err = wire.ParseDatagram(whole); d.Type == wire.DatagramPart {
 			err = wire.ErrDatagram
@@ -136,14 +142,15 @@ func (s *flowSet) receiveDatagram(c flowCarrier, b []byte) {
 	}
 	if err != nil {
 		s.drop(dropMalformed, 1)
-		return
+		return nil
 	}
 	f := s.find(c, &d)
 	if f == nil {
 		s.drop(dropFlowUnknown, 1)
-		return
+		return nil
 	}
 	f.deliver(d.Sequence, d.Payload)
+	return f
 }
 
 // tell sends m about the flow id on c, unless it was sent a moment ago.
@@ -168,10 +175,11 @@ type flow struct {
 	refusal  atomic.Pointer[reason.Error]
 
 	// deliverMu orders deliveries: a flow may arrive on two carriers and a stream at once.
-	deliverMu sync.Mutex
-	seen      sequenceWindow
+	deliverMu  sync.Mutex
+	seen       sequenceWindow
+	afterBatch func()
 
-	// Of the drain goroutine, of which there is one at a time.
+	// Of the drain goroutine, of which there is one at a time; of who holds mu while there is none.
 	sequence, part uint16
 	scratch        []byte
 
@@ -184,6 +192,8 @@ type flow struct {
 	mu       sync.Mutex
 	queue    flowQueue
 	draining bool
+	// unflushed has what sendNow queued.
+	unflushed flowCarrier
 	closed   bool
 	carried  Stream
 	// carriedOn is the session that carried was opened on; nil at the agent.
@@ -203,8 +213,15 @@ func (f *flow) Done() <-chan struct{} { return f.ctx.Done() }
 // Refusal is why the agent refused the flow, if it did.
 func (f *flow) Refusal() *reason.Error { return f.refusal.Load() }
 
-// Send queues one datagram.
+// Send sends one datagram.
 func (f *flow) Send(b []byte) error {
+	err := f.Queue(b)
+	f.Flush()
+	return err
+}
+
+// Queue is Send for one of several datagrams.
+func (f *flow) Queue(b []byte) error {
 	if len(b) > wire.MaxPayload {
 		f.set.drop(dropTooLarge, 1)
 		return nil
@@ -214,6 +231,8 @@ func (f *flow) Send(b []byte) error {
 	switch {
 	case f.closed:
 		return net.ErrClosed
+	case !f.draining && f.sendNow(b):
+		return nil
 	case f.queue.len() >= flowQueueLen || f.queue.bytes+len(b) > flowQueueBytes:
 		f.set.drop(dropQueueFull, 1)
 		return nil
@@ -230,8 +249,58 @@ func (f *flow) Send(b []byte) error {
 	return nil
 }
 
+// Flush sends what Queue left waiting.
+func (f *flow) Flush() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.unflushed != nil {
+		f.unflushed.flush()
+		f.unflushed = nil
+	}
+}
+
+// AfterBatch makes done follow the last of the datagrams that were received together.
+func (f *flow) AfterBatch(done func()) {
+	f.deliverMu.Lock()
+	defer f.deliverMu.Unlock()
+	f.afterBatch = done
+}
+
+func (f *flow) batchEnd() {
+	f.deliverMu.Lock()
+	done := f.afterBatch
+	f.deliverMu.Unlock()
+	if done != nil {
+		done()
+	}
+}
+
+// sendNow sends a datagram on the session's short way, from the caller's goroutine. The caller
+// holds mu, and nothing is queued.
+func (f *flow) sendNow(b []byte) bool {
+	c := f.set.current()
+	if c == nil || !c.datagrams() || f.carried != nil && f.carriedOn != nil && f.carriedOn != c {
+		return false
+	}
+	if f.unflushed != nil && f.unflushed != c {
+		f.unflushed.flush()
+	}
+	d := wire.Datagram{Type: wire.DatagramData, Flow: f.id.Load(), Sequence: f.sequence}
+	if f.announce != nil && !f.acked.Load() {
+		d.Type, d.Header = wire.DatagramOpen, f.announce
+	}
+	var err error
+	if f.scratch, err = d.Append(f.scratch[:0]); err != nil || !c.sendNow(f.scratch, b) {
+		return false
+	}
+	f.sequence++
+	f.unflushed = c
+	return true
+}
+
 // Close ends the flow on both sides.
 func (f *flow) Close() error {
+	f.Flush()
 	if f.end(nil) {
 		if c := f.set.current(); c != nil {
 			c.sendControl(endOf(f.id.Load(), nil))
@@ -370,6 +439,10 @@ func (f *flow) asDatagram(c flowCarrier, sequence uint16, buf []byte) error {
 			return err
 		}
 		encoded = f.scratch
+	}
+	if c.sendNow(encoded, nil) {
+		c.flush()
+		return nil
 	}
 	err := c.sendDatagram(encoded)
 	var large *quic.DatagramTooLargeError

@@ -14,6 +14,8 @@ const (
 	dropFlowUnknown = "flow_unknown" // arrived for a flow that is not known (any more)
 	dropMalformed   = "malformed"    // does not parse
 	dropLost        = "lost"         // missing by its sequence number
+	dropPathFull    = "path_full"    // the path between edge and agent loses much of what it gets
+	dropWriteFailed = "write_failed" // the kernel did not take it
 )
 
 // DatagramsDropped returns the counter adit_<part>_udp_datagrams_dropped_total{reason}; part is
@@ -27,6 +29,7 @@ func DatagramsDropped(reg prometheus.Registerer, part string) *prometheus.Counte
 	for _, reason := range []string{
 		dropQueueFull, dropMemory, dropTooLarge, dropNoSession, dropSessionLost, dropNoStream,
 		dropFlowEnded, dropFlowUnknown, dropMalformed, dropLost,
+		dropPathFull, dropWriteFailed,
 	} {
 		dropped.WithLabelValues(reason)
 	}

@@ -11,6 +11,7 @@ import (
 // Sessions give flows:
 //   - pair.current: the session of this (replica, edge) to send on,
 //   - session.takesDatagrams, session.qc.SendDatagram: one QUIC DATAGRAM frame,
+//   - session.sealed: the short way for datagrams, nil if there is none,
 //   - session.send: a control frame, queued, never blocking,
 //   - pair.owner.handler: nil at the edge, else what serves new flows,
 //   - Replica.Open (edge only): a stream for the datagrams that need one. Its header has
@@ -25,6 +26,9 @@ import (
 type flowTable interface {
 	// datagram gets each received QUIC datagram, from one goroutine per session.
 	datagram(s *session, b []byte)
+	// sealed gets each datagram that came sealed, from the goroutine that reads the socket, and
+	// returns the flow that took it.
+	sealed(s *session, b []byte) *flow
 	// control gets FlowAck, FlowUnknown, FlowEnd and FlowStream.
 	control(s *session, m *wirev1.Control)
 	// stream gets an accepted stream of KIND_UDP, in a goroutine of its own, and closes it.

@@ -131,6 +131,7 @@ func (f *flow) readDatagrams(st Stream) error {
 			f.set.drop(dropMalformed, 1)
 		} else {
 			f.deliver(d.Sequence, d.Payload)
+			f.batchEnd()
 		}
 		putDatagram(buf)
 	}

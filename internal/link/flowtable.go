@@ -43,7 +43,13 @@ func newFlows(p *pair) flowTable {
 	return &flows{flowSet: set, edge: newEdgeFlows(set, open)}
 }
 
-func (t *flows) datagram(s *session, b []byte) { t.receiveDatagram(sessionCarrier{s}, b) }
+func (t *flows) datagram(s *session, b []byte) {
+	if f := t.receiveDatagram(sessionCarrier{s}, b); f != nil {
+		f.batchEnd()
+	}
+}
+
+func (t *flows) sealed(s *session, b []byte) *flow { return t.receiveDatagram(sessionCarrier{s}, b) }
 
 func (t *flows) control(s *session, m *wirev1.Control) {
 	if t.edge != nil {
@@ -66,6 +72,16 @@ type sessionCarrier struct{ *session }
 func (c sessionCarrier) sendDatagram(b []byte) error {
 	c.pace.wait()
 	return c.qc.SendDatagram(b)
+}
+
+func (c sessionCarrier) sendNow(head, payload []byte) bool {
+	return c.sealed != nil && c.sealed.sendNow(head, payload)
+}
+
+func (c sessionCarrier) flush() {
+	if c.sealed != nil {
+		c.sealed.flush()
+	}
 }
 
 func (c sessionCarrier) datagrams() bool               { return c.takesDatagrams }

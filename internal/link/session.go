@@ -56,6 +56,7 @@ type session struct {
 	// takesDatagrams: the carrier has datagrams at both ends.
 	takesDatagrams bool
 	pace           pacer
+	sealed         *sealed // nil = there is none
 
 	heard     atomic.Int64 // time of the last control frame by steadyNow, UnixNano
 	rtt       atomic.Int64
@@ -96,6 +97,9 @@ func (s *session) start() {
 			s.close(f())
 		}()
 	}
+	if s.sealed != nil {
+		s.sealed.start()
+	}
 	run(s.readControl)
 	run(s.writeControl)
 	run(s.watch)
@@ -109,6 +113,9 @@ func (s *session) start() {
 	go func() {
 		defer s.pair.done()
 		<-s.ctx.Done()
+		if s.sealed != nil {
+			s.sealed.end()
+		}
 		s.closeConn(context.Cause(s.ctx))
 		_ = s.ctl.Close()
 		wg.Wait()

@@ -17,6 +17,8 @@ type port struct {
 	number uint16
 	sock   *datagram.Socket
 	config atomic.Pointer[config]
+	// waiting are the visitors whose datagrams wait for flush. Of the reader.
+	waiting []*visitor
 	// warned is when the log last told of refused flows, UnixNano.
 	warned atomic.Int64
 
@@ -47,6 +49,7 @@ func (s *Server) listen(cfg *config, addr netip.Addr, number uint16) (*port, err
 func (p *port) serve() {
 	for {
 		lost, err := p.sock.ReadBatch(p.receive)
+		p.flushWaiting()
 		p.s.metrics.drop(dropSocketFull, lost)
 		switch {
 		case err == nil:
@@ -60,6 +63,21 @@ func (p *port) serve() {
 			}
 		}
 	}
+}
+
+func (p *port) flushWaiting() {
+	for i, v := range p.waiting {
+		v.flush()
+		v.waiting = false
+		p.waiting[i] = nil
+	}
+	p.waiting = p.waiting[:0]
+}
+
+// flush sends what replies left waiting.
+func (p *port) flush() {
+	lost := p.sock.Flush()
+	p.s.metrics.drop(dropWriteFailed, lost.Refused+lost.Failed)
 }
 
 // receive takes one datagram.
@@ -84,6 +102,10 @@ func (p *port) receive(from netip.AddrPort, local netip.Addr, b []byte) {
 	}
 	p.mu.Unlock()
 	v.send(cfg, b)
+	if !v.waiting {
+		v.waiting = true
+		p.waiting = append(p.waiting, v)
+	}
 }
 
 // admit makes a flow's place if the caps allow it. The caller holds mu.

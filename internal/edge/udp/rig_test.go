@@ -40,6 +40,7 @@ type flow struct {
 	r       *replica
 	header  *wirev1.StreamHeader
 	receive func([]byte)
+	after   func()
 	done    chan struct{}
 	once    sync.Once
 	refusal *reason.Error
@@ -58,7 +59,8 @@ func (r *replica) OpenFlow(h *wirev1.StreamHeader, receive func([]byte)) (link.F
 	if r.broken {
 		return nil, reason.New(reason.NoAgent, reason.HopAgent, "no session").Safe()
 	}
-	f := &flow{r: r, header: h, receive: receive, done: make(chan struct{})}
+	f := &flow{r: r, header: h, done: make(chan struct{})}
+	f.receive = func(b []byte) { receive(b); f.after() }
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.flows = append(r.flows, f)
@@ -96,6 +98,9 @@ func (f *flow) Send(b []byte) error {
 	return nil
 }
 
+func (f *flow) Queue(b []byte) error   { return f.Send(b) }
+func (f *flow) Flush()                 {}
+func (f *flow) AfterBatch(done func()) { f.after = done }
 func (f *flow) Close() error           { f.once.Do(func() { close(f.done) }); return nil }
 func (f *flow) Done() <-chan struct{}  { return f.done }
 func (f *flow) Refusal() *reason.Error { return f.refusal }

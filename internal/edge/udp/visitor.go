@@ -24,6 +24,8 @@ const holdOff = time.Second
 type visitor struct {
 	port *port
 	key  visitorKey
+	// waiting: datagrams of the batch that is being read wait for flush. Of the port's reader.
+	waiting bool
 	// from makes replies leave from the address the visitor sent to.
 	from []byte
 	// used is when the last datagram went either way, UnixNano.
@@ -64,7 +66,7 @@ func (v *visitor) idle(cfg *config) time.Duration {
 	return DefaultIdle
 }
 
-// send carries one datagram of the visitor to the agent.
+// send carries one datagram of the visitor to the agent; flush follows the last of several.
 func (v *visitor) send(cfg *config, b []byte) {
 	v.touch()
 	v.mu.Lock()
@@ -72,11 +74,20 @@ func (v *visitor) send(cfg *config, b []byte) {
 	if v.ended {
 		return
 	}
-	if v.flow != nil && !closed(v.flow.Done()) && v.flow.Send(b) == nil {
+	if v.flow != nil && !closed(v.flow.Done()) && v.flow.Queue(b) == nil {
 		return
 	}
 	if v.open(cfg) {
-		_ = v.flow.Send(b) // Ended again already: the next datagram opens another.
+		_ = v.flow.Queue(b) // Ended again already: the next datagram opens another.
+	}
+}
+
+// flush sends what send left waiting.
+func (v *visitor) flush() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.flow != nil {
+		v.flow.Flush()
 	}
 }
 
@@ -119,6 +130,7 @@ func (v *visitor) open(cfg *config) bool {
 		}
 		f, err := r.OpenFlow(h, v.reply)
 		if err == nil {
+			f.AfterBatch(v.port.flush)
 			v.flow, v.replica, v.origin = f, r.ID(), origin
 			m.opened.Inc()
 			return true
@@ -140,15 +152,11 @@ func (p *port) refused(cfg *config, e *reason.Error) {
 		"reason", e.Code, "hop", e.Hop, "detail", e.Detail)
 }
 
-// reply carries one datagram of the origin to the visitor.
+// reply carries one datagram of the origin to the visitor; port.flush follows the last of several.
 func (v *visitor) reply(b []byte) {
 	v.touch()
-	m := &v.port.s.metrics
-	if err := v.port.sock.Reply(b, v.from, v.key.visitor); err != nil {
-		m.drop(dropWriteFailed, 1)
-		return
-	}
-	m.out.Inc()
+	v.port.sock.Queue(b, v.from, v.key.visitor)
+	v.port.s.metrics.out.Inc()
 }
 
 // leave gives the flow up if its replica is not here any more: the next datagram opens another,

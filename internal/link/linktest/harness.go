@@ -20,6 +20,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/datagram"
 	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/opening"
@@ -157,7 +158,8 @@ func (e *Edge) listen(t testing.TB, addr string) {
 	}
 	e.Addr = tcp.Addr().(*net.TCPAddr).AddrPort()
 	reset := quic.StatelessResetKey(e.Key.Derive("stateless reset"))
-	tr := &quic.Transport{Conn: udp, StatelessResetKey: &reset}
+	conn, shared := datagram.Share(udp)
+	tr := &quic.Transport{Conn: conn, StatelessResetKey: &reset}
 	ql, err := tr.Listen(e.Acceptor.TLSConfig(), &quic.Config{
 		InitialStreamReceiveWindow: 256 << 10, MaxStreamReceiveWindow: 8 << 20,
 		InitialConnectionReceiveWindow: 4 << 30, MaxConnectionReceiveWindow: 4 << 30,
@@ -191,7 +193,7 @@ func (e *Edge) listen(t testing.TB, addr string) {
 			if err != nil {
 				return
 			}
-			wg.Go(func() { e.Acceptor.ServeQUIC(ctx, c) })
+			wg.Go(func() { e.Acceptor.ServeQUIC(ctx, c, shared) })
 		}
 	})
 	wg.Go(func() {

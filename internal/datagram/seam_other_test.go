@@ -1,0 +1,5 @@
+//go:build !linux
+
+package datagram
+
+func cannotJoin(*Socket) {}
