@@ -26,7 +26,7 @@ const (
 // carry copies both ways between a visitor's stream and its origin until both directions ended.
 // The end of one direction is passed on as such; a reset or a failure ends both as an abort. An
 // origin that answers early and closes is heard to the end: a failed write to it is no abort.
-func carry(ctx context.Context, st link.Stream, c *origin.Conn, m *metrics, t *tap) {
+func (s *sweeper) carry(ctx context.Context, st link.Stream, c *origin.Conn, m *metrics, t *tap) {
 	abort := sync.OnceFunc(func() {
 		st.Abort()
 		c.Abort()
@@ -34,10 +34,12 @@ func carry(ctx context.Context, st link.Stream, c *origin.Conn, m *metrics, t *t
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(ctx, abort)
+	out := &outward{origin: c, abort: abort}
+	defer s.track(out)()
 	upDone, deaf := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(upDone)
-		_, rerr, werr := pump(t.toOrigin(c), st, m.toOrigin)
+		_, rerr, werr := pump(t.toOrigin(c), st, m.toOrigin, nil)
 		switch {
 		case rerr != nil:
 			abort()
@@ -51,7 +53,7 @@ func carry(ctx context.Context, st link.Stream, c *origin.Conn, m *metrics, t *t
 			_ = c.CloseWrite()
 		}
 	}()
-	last, rerr, werr := pump(t.toVisitor(st), c, m.toVisitor)
+	last, rerr, werr := pump(t.toVisitor(st), c, m.toVisitor, out)
 	switch {
 	case rerr != nil:
 		if d := resetDelay - time.Since(last); d > 0 {
@@ -87,9 +89,13 @@ func wait(ctx context.Context, done <-chan struct{}, d time.Duration) {
 }
 
 // pump copies until the end of src and returns when it last wrote. While it waits it holds no
-// buffer: memory follows what flows, not how many connections there are.
-func pump(dst io.Writer, src source, count prometheus.Counter) (last time.Time, readErr, writeErr error) {
-	if ok, last, readErr, writeErr := spliced(dst, src, count); ok {
+// buffer: memory follows what flows, not how many connections there are. w, if not nil, is told how
+// it goes.
+func pump(dst io.Writer, src source, count prometheus.Counter, w *outward) (last time.Time, readErr, writeErr error) {
+	if w == nil {
+		w = &outward{}
+	}
+	if ok, last, readErr, writeErr := spliced(dst, src, count, w); ok {
 		return last, readErr, writeErr
 	}
 	var buf buffer.Loan
@@ -97,10 +103,14 @@ func pump(dst io.Writer, src source, count prometheus.Counter) (last time.Time, 
 	for {
 		n, err := src.ReadLoan(&buf)
 		if n > 0 {
-			if _, werr := dst.Write(buf.Bytes()[:n]); werr != nil {
+			w.writing.Store(true)
+			_, werr := dst.Write(buf.Bytes()[:n])
+			w.writing.Store(false)
+			if werr != nil {
 				return last, nil, werr
 			}
 			buf.Return()
+			w.moved.Add(int64(n))
 			last = time.Now()
 			count.Add(float64(n))
 		}
@@ -121,9 +131,10 @@ type source interface {
 
 // spliced is pump within the kernel, where stream and origin both have a TCP socket of their own;
 // ok is false otherwise.
-func spliced(dst io.Writer, src source, count prometheus.Counter) (ok bool, last time.Time, readErr, writeErr error) {
-	p := splice.Progress{Moved: func(n int) {
+func spliced(dst io.Writer, src source, count prometheus.Counter, w *outward) (ok bool, last time.Time, readErr, writeErr error) {
+	p := splice.Progress{Writing: &w.writing, Moved: func(n int) {
 		last = time.Now()
+		w.moved.Add(int64(n))
 		count.Add(float64(n))
 	}}
 	if st, is := src.(link.Splicer); is && st.HasSocket() {

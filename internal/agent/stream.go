@@ -23,6 +23,7 @@ type handler struct {
 	m       *metrics
 	log     *slog.Logger
 	running atomic.Int64
+	sweep   sweeper
 	// onConnection hears of every stream and flow; nil = nobody.
 	onConnection func(Connection)
 
@@ -70,7 +71,7 @@ func (h *handler) ServeStream(ctx context.Context, in link.Incoming) {
 		c.Abort()
 		return
 	}
-	carry(ctx, st, c, h.m, t)
+	h.sweep.carry(ctx, st, c, h.m, t)
 }
 
 // ServeFlow implements link.Handler.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/link/linktest"
@@ -123,6 +124,16 @@ func TestCarry(t *testing.T) {
 			_, err := c.Read(make([]byte, 1))
 			seen <- err
 		}), 1004),
+		tcpEntry("full", tcpOrigin(t, func(c *net.TCPConn) {
+			var err error
+			for err == nil {
+				_ = c.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+				_, err = c.Write(make([]byte, 1<<20))
+			}
+			_ = c.SetLinger(0)
+			_ = c.Close()
+			full <- err
+		}), 1005),
 	)})
 	r := edge.Replica(t)
 	_ = a
@@ -168,9 +179,22 @@ func TestCarry(t *testing.T) {
 			t.Errorf("the origin saw %v", err)
 		}
 	})
+	t.Run("D01 an origin's reset ends a visitor that does not read", func(t *testing.T) {
+		out := visit(t, r, 1005)
+		defer func() { _ = out.Close() }()
+		if _, err := io.ReadFull(out, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		receive(t, full, "the origin could write for ever")
+		lost := out.(interface{ Aborted() bool })
+		eventually(t, "the abort", lost.Aborted)
+	})
 	t.Run("nothing is left running", func(t *testing.T) {
 		eventually(t, "no streams", func() bool { return a.handler.running.Load() == 0 })
 	})
 }
 
-var seen = make(chan error, 1)
+var (
+	seen = make(chan error, 1)
+	full = make(chan error, 1)
+)

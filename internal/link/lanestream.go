@@ -332,6 +332,12 @@ func (s *laneStream) abortedByPeer(code uint64) {
 	}
 }
 
+func (s *laneStream) aborted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gone && s.err != nil && !errors.Is(s.err, net.ErrClosed)
+}
+
 func (s *laneStream) onPeerAbort(f func()) func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -162,6 +162,10 @@ func (o *outgoing) settle(a *wirev1.StreamAnswer, err error) error {
 	return err
 }
 
+// Aborted reports whether the other side aborted the stream or is lost, for those who do not read
+// it now.
+func (o *outgoing) Aborted() bool { return o.rawStream.aborted() }
+
 // Abort implements Stream.
 func (o *outgoing) Abort() {
 	o.overdue.Stop()

@@ -19,6 +19,8 @@ type rawStream interface {
 	// onPeerAbort calls f (once, in a goroutine of its own) when the peer aborted the stream or
 	// the connection was lost, even while nobody reads. stop undoes it.
 	onPeerAbort(f func()) (stop func())
+	// aborted reports what onPeerAbort would tell.
+	aborted() bool
 	// refused ends a stream whose answer was a refusal: both sides are done with it.
 	refused()
 }
@@ -105,6 +107,11 @@ func (s *quicStream) onPeerAbort(f func()) func() {
 	})
 	stopSession := context.AfterFunc(s.sess.ctx, f)
 	return func() { stop(); stopSession() }
+}
+
+func (s *quicStream) aborted() bool {
+	ctx := s.qs.Context()
+	return s.sess.ctx.Err() != nil || ctx.Err() != nil && !errors.Is(context.Cause(ctx), quic.ErrStreamClosed)
 }
 
 func (s *quicStream) LocalAddr() net.Addr                { return s.sess.local }

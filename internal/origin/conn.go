@@ -86,6 +86,12 @@ func (c *headedConn) end(err error) error {
 	return err
 }
 
+// Aborted reports whether the origin reset the connection, for those who do not read it now. What
+// it sent before may still be unread.
+func (c *Conn) Aborted() bool {
+	return c.raw.failed.Load() == failedReset || resetPending(c.raw.tcp)
+}
+
 // ReadLoan implements buffer.Reader. TLS can wait only with a buffer in hand: it gets a byte, and
 // then what it has without waiting.
 func (c *Conn) ReadLoan(l *buffer.Loan) (int, error) {

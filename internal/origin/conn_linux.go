@@ -20,3 +20,18 @@ func closedByPeer(c *net.TCPConn) bool {
 	})
 	return closed
 }
+
+// resetPending reports a reset that no call has been told of.
+func resetPending(c *net.TCPConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	pending := false
+	_ = raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(p, 0)
+		pending = n > 0 && err == nil && p[0].Revents&unix.POLLERR != 0
+	})
+	return pending
+}

@@ -254,6 +254,14 @@ func (p *pending) SpliceFrom(src *net.TCPConn, w splice.Progress) (ok bool, read
 	return p.stream().SpliceFrom(src, w)
 }
 
+// Aborted reports whether the agent aborted the stream, or is lost, after its answer.
+func (p *pending) Aborted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.cur.(interface{ Aborted() bool })
+	return ok && p.settled && p.err == nil && s.Aborted()
+}
+
 func (p *pending) CloseWrite() error {
 	p.writing.Lock()
 	defer p.writing.Unlock()

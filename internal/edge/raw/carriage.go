@@ -145,8 +145,10 @@ func (k *carriage) copyOut() error {
 	for {
 		n, err := k.stream.ReadLoan(&buf)
 		if n > 0 {
-			k.out.Add(int64(n))
+			k.sending.Store(true)
 			_, werr := k.visitor.Write(buf.Bytes()[:n])
+			k.sending.Store(false)
+			k.out.Add(int64(n))
 			buf.Return()
 			if werr != nil {
 				return werr
@@ -182,7 +184,7 @@ func (k *carriage) spliceOut() (ok bool, err error) {
 	if sp == nil {
 		return false, nil
 	}
-	ok, rerr, werr := sp.SpliceTo(sock, splice.Progress{Moved: func(n int) {
+	ok, rerr, werr := sp.SpliceTo(sock, splice.Progress{Writing: &k.sending, Moved: func(n int) {
 		k.out.Add(int64(n))
 		k.moved()
 	}})

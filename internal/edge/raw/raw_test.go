@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
@@ -62,6 +63,19 @@ func (s stream) ReadLoan(l *buffer.Loan) (int, error) {
 }
 
 func (s stream) Abort() { _ = s.SetLinger(0); _ = s.Close() }
+
+func (s stream) Aborted() (yes bool) {
+	rc, err := s.SyscallConn()
+	if err != nil {
+		return true
+	}
+	_ = rc.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd)}}
+		_, _ = unix.Poll(p, 0)
+		yes = p[0].Revents&unix.POLLERR != 0
+	})
+	return yes
+}
 
 func (stream) Answer(context.Context) (*wirev1.StreamAnswer, error) {
 	return &wirev1.StreamAnswer{}, nil
@@ -454,5 +468,20 @@ func TestBlockedWriter(t *testing.T) {
 		_ = v.Close()
 		wait(t, done)
 		wantReset(t, origin)
+	})
+	t.Run("D01 an abort of the origin ends a visitor that does not read", func(t *testing.T) {
+		r := newRig(t, Config{})
+		v, done := r.visit(t, tunnel(nil))
+		origin := <-r.origins
+		_ = origin.SetWriteDeadline(time.Now().Add(time.Second))
+		if _, err := origin.Write(make([]byte, 64<<20)); err == nil || !strings.Contains(err.Error(), "timeout") {
+			t.Fatalf("the visitor does not read, but took everything: %v", err)
+		}
+		_ = origin.SetLinger(0)
+		_ = origin.Close()
+		wait(t, done)
+		if _, err := io.Copy(io.Discard, v); err == nil {
+			t.Error("the visitor saw a clean end")
+		}
 	})
 }

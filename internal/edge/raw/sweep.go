@@ -12,10 +12,10 @@ const sweepEvery = time.Second
 
 // watch is what the sweep looks at.
 type watch struct {
-	// writing: a write to the stream has begun and not ended.
-	writing atomic.Bool
-	// lastIn is the count at the last sweep; only the sweep uses it.
-	lastIn int64
+	// writing and sending: a write to the stream, to the visitor, has begun and not ended.
+	writing, sending atomic.Bool
+	// lastIn and lastOut are the counts at the last sweep; only the sweep uses them.
+	lastIn, lastOut int64
 }
 
 // sweep looks at all connections once, and again while there are any.
@@ -24,11 +24,11 @@ func (s *Server) sweep() {
 	s.mu.Lock()
 	for _, ks := range s.open {
 		for k := range ks {
-			in := k.in.Load()
-			if k.writing.Load() && in == k.lastIn {
+			in, out := k.in.Load(), k.out.Load()
+			if k.writing.Load() && in == k.lastIn || k.sending.Load() && out == k.lastOut {
 				stuck = append(stuck, k)
 			}
-			k.lastIn = in
+			k.lastIn, k.lastOut = in, out
 		}
 	}
 	if len(s.open) == 0 {
@@ -38,15 +38,22 @@ func (s *Server) sweep() {
 	}
 	s.mu.Unlock()
 	for _, k := range stuck {
-		if k.aborted() {
+		if k.writing.Load() && k.visitorAborted() || k.sending.Load() && k.streamAborted() {
 			k.abort()
 		}
 	}
 }
 
-// aborted reports whether the visitor's socket was reset. Nobody reads it while a write to the
-// stream is held up.
-func (k *carriage) aborted() bool {
+// streamAborted reports whether the origin or the agent ended the stream. Nobody reads it while a
+// write to the visitor is held up.
+func (k *carriage) streamAborted() bool {
+	s, ok := k.stream.Stream.(interface{ Aborted() bool })
+	return ok && s.Aborted()
+}
+
+// visitorAborted reports whether the visitor's socket was reset. Nobody reads it while a write to
+// the stream is held up.
+func (k *carriage) visitorAborted() bool {
 	rc, err := k.socket()
 	if err != nil {
 		return false
