@@ -40,10 +40,16 @@ type carriage struct {
 func (k *carriage) run(ctx context.Context) *reason.Error {
 	stop := context.AfterFunc(ctx, k.abort)
 	defer stop()
-	inbound := make(chan error, 1)
-	go func() { inbound <- k.finish(k.copyIn(), k.stream.CloseWrite) }()
-	outErr := k.finish(k.copyOut(), k.visitor.CloseWrite)
-	inErr := <-inbound
+	// The way out, below which TLS may lie, needs more stack; a new one is smaller than this.
+	outbound := make(chan error, 1)
+	go func() { outbound <- k.finish(k.copyOut(), k.visitor.CloseWrite) }()
+	inErr := k.finish(k.copyIn(), k.stream.CloseWrite)
+	outErr := <-outbound
+	return k.outcome(ctx, inErr, outErr)
+}
+
+// outcome is how both directions ended together.
+func (k *carriage) outcome(ctx context.Context, inErr, outErr error) *reason.Error {
 	if outErr == nil && inErr == nil {
 		_ = k.stream.Close()
 		return nil

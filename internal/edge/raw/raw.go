@@ -68,14 +68,19 @@ func (s *Server) Serve(ctx context.Context, c *front.Conn, e *route.Entry) {
 	} else {
 		_ = c.Close()
 	}
-	kind := kindName(e.Tunnel.GetKind())
+	s.note(ctx, k, result, time.Since(begin), err)
+}
+
+// note counts and logs a connection that ended.
+func (s *Server) note(ctx context.Context, k *carriage, result string, took time.Duration, err *reason.Error) {
+	kind := kindName(k.tunnel.GetKind())
 	if s.cfg.Connections != nil {
 		s.cfg.Connections.WithLabelValues(kind, result).Inc()
 	}
 	if s.cfg.Log.Enabled(ctx, slog.LevelDebug) {
-		s.cfg.Log.Debug("connection ended", "kind", kind, "tunnel", e.Tunnel.GetId(), "name", e.Tunnel.GetName(),
-			"visitor", c.Visitor(), "replica", k.replica, "received", k.in.Load(), "sent", k.out.Load(),
-			"duration", time.Since(begin), "reason", result, "err", errOrNil(err))
+		s.cfg.Log.Debug("connection ended", "kind", kind, "tunnel", k.tunnel.GetId(), "name", k.tunnel.GetName(),
+			"visitor", k.visitor.Visitor(), "replica", k.replica, "received", k.in.Load(), "sent", k.out.Load(),
+			"duration", took, "reason", result, "err", errOrNil(err))
 	}
 }
 
@@ -93,26 +98,45 @@ func kindName(k wirev1.Kind) string {
 	return "tcp"
 }
 
+// carry stays below the copying for as long as that lasts, so what takes stack is done in calls of
+// their own: the stack of a silent connection shrinks to what its frames need.
 func (s *Server) carry(ctx context.Context, k *carriage, e *route.Entry) *reason.Error {
-	t := e.Tunnel
+	if refusal := s.admit(e.Tunnel); refusal != nil {
+		return refusal
+	}
+	defer s.perTunnel.Release(e.Tunnel.GetId())
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	k.cancel = cancel
+	s.track(k)
+	defer s.forget(k)
+	if refusal := s.connect(ctx, k, e); refusal != nil {
+		return refusal
+	}
+	err := k.run(ctx)
+	k.replica = k.stream.Replica()
+	return err
+}
+
+// admit takes a place of t's cap, for who may have one.
+func (s *Server) admit(t *hubv1.Tunnel) *reason.Error {
 	if t.GetAccess().GetMode() != hubv1.Access_MODE_PUBLIC {
 		return reason.New(reason.AccessDenied, reason.HopEdge, "%s is not public; a tunnel of its kind has no sign-in, so nobody gets in", t.GetName())
 	}
 	if !s.perTunnel.Acquire(t.GetId()) {
 		return reason.New(reason.RateLimited, reason.HopEdge, "%s has %d connections, its cap; raise --max-connections-per-tunnel", t.GetName(), s.cfg.MaxPerTunnel)
 	}
-	defer s.perTunnel.Release(t.GetId())
+	return nil
+}
+
+// connect opens the stream of k.
+func (s *Server) connect(ctx context.Context, k *carriage, e *route.Entry) *reason.Error {
 	origin, refusal := chooseOrigin(e)
 	if refusal != nil {
 		return refusal
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	k.cancel = cancel
-	s.track(k)
-	defer s.forget(k)
 	r := dial.Request{
-		Tunnel: t, Origin: origin, Visitor: k.visitor.Visitor(), Local: k.visitor.Local(),
+		Tunnel: e.Tunnel, Origin: origin, Visitor: k.visitor.Visitor(), Local: k.visitor.Local(),
 		ServerName: k.visitor.ServerName, First: k.visitor.Take(),
 	}
 	stream, err := s.cfg.Dialer.Start(ctx, r)
@@ -121,8 +145,7 @@ func (s *Server) carry(ctx context.Context, k *carriage, e *route.Entry) *reason
 	}
 	k.in.Add(int64(len(r.First)))
 	k.stream, k.replica = stream, stream.ReplicaID
-	defer func() { k.replica = stream.Replica() }()
-	return k.run(ctx)
+	return nil
 }
 
 func chooseOrigin(e *route.Entry) (uint32, *reason.Error) {
