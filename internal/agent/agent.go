@@ -21,6 +21,7 @@ import (
 	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/origin"
+	"github.com/adit-dev/adit/internal/origin/preflight"
 	"github.com/adit-dev/adit/internal/reason"
 	"github.com/adit-dev/adit/internal/telemetry"
 )
@@ -82,12 +83,18 @@ type Agent struct {
 	log     *slog.Logger
 	m       *metrics
 	handler *handler
+	checker *preflight.Checker
 	token   *identity.Token
 	files   []*watchedFile
 
 	// connect and backoffUnit are replaced by tests.
 	connect     func(link.ConnectorConfig) connector
 	backoffUnit time.Duration
+
+	// mu orders changes of what is served.
+	mu     sync.Mutex
+	want   desired
+	checks *checks
 
 	current  atomic.Pointer[member]
 	members  sync.WaitGroup
@@ -97,8 +104,10 @@ type Agent struct {
 	healthAddr    atomic.Pointer[string]
 	dirty         chan struct{}
 	fatal         chan error
-	force         chan struct{}
-	forceOnce     sync.Once
+	// ending gets a value when the hub asks the agent to end.
+	ending    chan struct{}
+	force     chan struct{}
+	forceOnce sync.Once
 }
 
 // New checks cfg: token, lists, patterns, files. Nothing is dialled or bound yet.
@@ -123,7 +132,7 @@ func New(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, m: newMetrics(cfg.Registry), backoffUnit: backoffFirst,
 		connect: func(c link.ConnectorConfig) connector { return link.NewConnector(c) },
-		dirty:   make(chan struct{}, 1), fatal: make(chan error, 1), force: make(chan struct{}),
+		dirty:   make(chan struct{}, 1), fatal: make(chan error, 1), ending: make(chan struct{}, 1), force: make(chan struct{}),
 	}
 	if err := a.readToken(); err != nil {
 		return nil, err
@@ -139,6 +148,7 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.checker = preflight.New(d)
 	a.handler = newHandler(d, a.m, a.log)
 	a.handler.onHealth = func() {
 		if m := a.current.Load(); m != nil {
@@ -158,11 +168,17 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	t, err := newTable(list, nil)
-	if err != nil {
+	a.handler.table.Store(&table{byID: map[string]*service{}})
+	if _, _, err := a.setDeclared(list); err != nil {
 		return nil, err
 	}
-	a.handler.table.Store(t)
+	a.checks = newChecks(d, a.log, func() {
+		if m := a.current.Load(); m != nil {
+			m.tellHealth()
+			wake(m.reports)
+		}
+		a.touch()
+	})
 	return a, nil
 }
 
@@ -197,21 +213,24 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.healthAddr.Store(&addr)
 		defer a.serveHealth(health)()
 	}
-	if len(a.handler.table.Load().services) == 0 {
+	if len(a.handler.table.Load().services) == 0 && a.token.Kind != identity.KindAgent {
 		a.log.Warn("no service is declared: visitors reach nothing through this agent; set --services, --tcp-services or --udp-services, or name them in --config")
 	}
-	first, err := newMember(a, a.token)
+	first, err := newMember(a, a.token, nil)
 	if err != nil {
 		return err
 	}
 	a.start(life, first, a.token.Body.GetEdges())
 	var side sync.WaitGroup
 	watching, stopWatching := context.WithCancel(life)
+	side.Go(func() { a.checks.run(watching) })
 	side.Go(func() { watchFiles(watching, a.bind(life), a.log) })
 	side.Go(func() { a.notify(watching) })
 
 	select {
 	case <-ctx.Done():
+		a.log.Info("draining", "grace_period", a.cfg.GracePeriod, "streams", a.handler.running.Load())
+	case <-a.ending:
 		a.log.Info("draining", "grace_period", a.cfg.GracePeriod, "streams", a.handler.running.Load())
 	case err = <-a.fatal:
 		a.log.Error("ending", "error", err)
@@ -245,6 +264,7 @@ func (a *Agent) start(life context.Context, m *member, fromToken []*wirev1.EdgeA
 	ctx, cancel := context.WithCancel(life)
 	m.end = cancel
 	a.current.Store(m)
+	a.loadManaged(m)
 	a.members.Go(func() { m.run(ctx, edges) })
 }
 
@@ -315,10 +335,9 @@ func (a *Agent) bind(life context.Context) []*watchedFile {
 // one changes nothing.
 func (a *Agent) reload(content []byte) {
 	list, err := config.ParseServices(a.cfg.Services, content)
-	old := a.handler.table.Load()
-	var t *table
+	var old, t *table
 	if err == nil {
-		t, err = newTable(list, old)
+		old, t, err = a.setDeclared(list)
 	}
 	if err != nil {
 		text := err.Error()
@@ -346,7 +365,6 @@ func (a *Agent) reload(content []byte) {
 			removed++
 		}
 	}
-	a.handler.table.Store(t)
 	a.log.Info("configuration changed", "file", a.cfg.ConfigFile, "added_or_changed", added, "removed", removed, "unchanged", kept)
 	m := a.current.Load()
 	m.serve()
@@ -360,7 +378,7 @@ func (a *Agent) tokenChanged(life context.Context, content []byte) {
 	t, err := parseToken(string(content))
 	var m *member
 	if err == nil {
-		m, err = newMember(a, t)
+		m, err = newMember(a, t, a.current.Load())
 	}
 	if err != nil {
 		a.m.reloads.WithLabelValues("token", "invalid").Inc()

@@ -104,50 +104,13 @@ func hubRefusal(err error) *reason.Error {
 	return nil
 }
 
-// hubSession declares, then watches until the connection breaks. worked is true once the hub has
-// answered.
-func (m *member) hubSession(life context.Context) (worked bool, err error) {
-	ctx, cancel := context.WithCancel(life)
-	select {
-	case <-m.declare:
-	default:
-	}
-	refused, err := m.declareNow(ctx)
-	if err != nil {
-		cancel()
-		return false, err
-	}
-	m.mu.Lock()
-	m.hubState.Connected, m.hubState.Problem = true, ""
-	m.mu.Unlock()
-	m.log.Info("linked to the hub", "hub", m.hubURL)
-	m.a.touch()
+// startWatch watches and reports until ctx ends; broke gets the end of the watch.
+func (m *member) startWatch(ctx, life context.Context) (broke <-chan error, ended func()) {
 	var watcher sync.WaitGroup
-	defer watcher.Wait()
-	defer cancel()
-	broke := make(chan error, 1)
-	watcher.Go(func() { broke <- m.watch(ctx, life) })
+	ch := make(chan error, 1)
+	watcher.Go(func() { ch <- m.watch(ctx, life) })
 	watcher.Go(func() { m.reportLoop(ctx) })
-	timer := time.NewTimer(redeclare)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return true, ctx.Err()
-		case err := <-broke:
-			return true, err
-		case <-m.declare:
-		case <-timer.C:
-			if !refused {
-				timer.Reset(redeclare)
-				continue
-			}
-		}
-		if refused, err = m.declareNow(ctx); err != nil {
-			return true, err
-		}
-		timer.Reset(redeclare)
-	}
+	return ch, watcher.Wait
 }
 
 // declareNow sends the full list and takes the verdicts; refused is true if any entry was.
@@ -167,6 +130,9 @@ func (m *member) declareNow(ctx context.Context) (refused bool, err error) {
 	var first *reason.Error
 	counts := map[string]float64{}
 	for _, s := range t.services {
+		if s.managed != nil {
+			continue
+		}
 		key := s.declared.GetKey()
 		v := byKey[key]
 		if v == nil {
@@ -184,9 +150,12 @@ func (m *member) declareNow(ctx context.Context) (refused bool, err error) {
 	m.mu.Lock()
 	old := m.verdicts
 	m.verdicts = verdicts
+	m.claims = len(verdicts) > 0
 	m.mu.Unlock()
 	for _, s := range t.services {
-		m.logVerdict(s, verdicts[s.id], old[s.id])
+		if s.managed == nil {
+			m.logVerdict(s, verdicts[s.id], old[s.id])
+		}
 	}
 	m.a.m.services.Reset()
 	for code, n := range counts {
@@ -231,7 +200,7 @@ func (m *member) logVerdict(s *service, v, old *hubv1.Verdict) {
 	case v.GetCode() == string(reason.Pending):
 		log.Warn("service waits", "detail", v.GetDetail())
 	default:
-		log.Info("service declared", "url", v.GetUrl(), "origin", s.origins[0].String())
+		log.Info("service declared", "url", v.GetUrl(), "origin", s.originText())
 		if v.GetDetail() != "" {
 			log.Warn("service declared with a remark", "detail", v.GetDetail())
 		}
@@ -245,19 +214,29 @@ func (m *member) watch(ctx, life context.Context) error {
 		return err
 	}
 	defer func() { _ = stream.Close() }()
-	edges := map[string]*wirev1.EdgeAddress{}
-	building := map[string]*wirev1.EdgeAddress{}
+	var known, building map[string]*hubv1.Resource
 	for stream.Receive() {
 		msg := stream.Msg()
+		m.linked()
+		for _, q := range msg.GetAsks() {
+			m.asked(life, q)
+		}
+		if msg.GetRedeclare() {
+			wake(m.declare)
+		}
+		if msg.GetSnapshot() && building == nil {
+			building = map[string]*hubv1.Resource{}
+		}
 		// A snapshot counts when its last chunk is there: half a list is no list.
-		into := edges
+		into := known
 		if msg.GetSnapshot() {
 			into = building
 		}
+		if into == nil {
+			continue // beside the revisions: nothing to follow yet
+		}
 		for _, r := range msg.GetPuts() {
-			if e := r.GetEdge(); e != nil {
-				into[r.Key()] = e.GetAddress()
-			}
+			into[r.Key()] = r
 		}
 		for _, key := range msg.GetDeletes() {
 			delete(into, key)
@@ -266,27 +245,39 @@ func (m *member) watch(ctx, life context.Context) error {
 			continue
 		}
 		if msg.GetSnapshot() {
-			edges, building = building, map[string]*wirev1.EdgeAddress{}
+			known, building = building, nil
 		}
-		list := make([]*wirev1.EdgeAddress, 0, len(edges))
-		for _, e := range edges {
-			list = append(list, e)
-		}
-		if len(list) > 0 {
-			m.mu.Lock()
-			m.hubKnows = true
-			m.mu.Unlock()
-		}
-		m.setEdges(life, list, "hub")
+		m.heard(life, msg.GetRevision(), known)
 	}
 	return stream.Err()
+}
+
+// heard takes all that the hub says: the edges, and the managed tunnels.
+func (m *member) heard(life context.Context, revision uint64, known map[string]*hubv1.Resource) {
+	var edges []*wirev1.EdgeAddress
+	var managed []*hubv1.Tunnel
+	for _, r := range known {
+		if e := r.GetEdge(); e != nil && !e.GetOutOfService() {
+			edges = append(edges, e.GetAddress())
+		}
+		if t := r.GetTunnel(); t.GetSource() == sourceManaged {
+			managed = append(managed, t)
+		}
+	}
+	if len(edges) > 0 {
+		m.mu.Lock()
+		m.hubKnows = true
+		m.mu.Unlock()
+	}
+	m.a.setManaged(m, "hub", revision, managed)
+	m.setEdges(life, edges, "hub")
 }
 
 // reportLoop tells the hub when origins fail or work again, not more often than every two seconds.
 func (m *member) reportLoop(ctx context.Context) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
-	if m.anyIll() {
+	if m.anyToTell() {
 		wake(m.reports)
 	}
 	for {
@@ -305,9 +296,10 @@ func (m *member) reportLoop(ctx context.Context) {
 	}
 }
 
-func (m *member) anyIll() bool {
+// anyToTell reports whether the hub would learn something from a report.
+func (m *member) anyToTell() bool {
 	for _, s := range m.a.handler.table.Load().services {
-		if m.a.handler.health(s.id) != nil {
+		if m.a.problem(s) != nil || s.managed != nil {
 			return true
 		}
 	}
@@ -327,7 +319,7 @@ func (m *member) report(ctx context.Context, draining bool) {
 	r := &hubv1.ReportRequest{SentAt: timestamppb.Now(), Draining: draining, Software: m.a.cfg.Software}
 	for _, s := range m.a.handler.table.Load().services {
 		t := &hubv1.TunnelReport{TunnelId: s.id, State: "ok"}
-		if e := m.a.handler.health(s.id); e != nil {
+		if e := m.a.problem(s); e != nil {
 			t.State, t.Reason, t.Detail = "problem", string(e.Code), e.Refusal().GetDetail()
 		}
 		r.Tunnels = append(r.Tunnels, t)

@@ -30,18 +30,26 @@ type member struct {
 	a       *Agent
 	log     *slog.Logger
 	tokenID string
-	hubURL  string
-	hubHost string
-	dialler *opening.Dialler
-	hub     hubv1connect.MachineServiceClient
+	// exclusive: an enrolment, which one process holds at a time.
+	exclusive bool
+	hubURL    string
+	hubHost   string
+	dialler   *opening.Dialler
+	hub       hubv1connect.MachineServiceClient
 	// idle closes idle connections to the hub; end ends run.
 	idle func()
 	end  context.CancelFunc
 	// declare wakes the hub loop after the list changed; unsettled wakes settle after an edge
 	// did not say ok.
 	declare, unsettled chan struct{}
+	// states wakes follow after a session came or went.
+	states chan struct{}
 	// reports wakes report after an origin failed or worked again.
 	reports chan struct{}
+	// answering holds one value for each question of the hub that is being answered, asking waits
+	// for them.
+	answering chan struct{}
+	asking    sync.WaitGroup
 
 	mu       sync.Mutex
 	edges    map[string]*edgeRun
@@ -52,6 +60,8 @@ type member struct {
 	verdicts map[string]*hubv1.Verdict                   // by tunnel id
 	served   map[string]map[string]*wirev1.TunnelVerdict // by edge id, tunnel id
 	ended    bool
+	// claims: entries were declared and not withdrawn.
+	claims bool
 	// serving orders what connectors are told.
 	serving sync.Mutex
 }
@@ -60,6 +70,7 @@ type member struct {
 type connector interface {
 	Run(ctx context.Context)
 	Serve(tunnelIDs []string)
+	Health(tunnels []*wirev1.TunnelHealth)
 	Drain()
 	Sessions() []link.SessionInfo
 	LastError() (error, time.Time)
@@ -83,7 +94,9 @@ func parseToken(text string) (*identity.Token, error) {
 	return t, nil
 }
 
-func newMember(a *Agent, t *identity.Token) (*member, error) {
+// newMember makes a member of a token. After a change of tokens it is the same process to an edge: it
+// takes an enrolment over from old.
+func newMember(a *Agent, t *identity.Token, old *member) (*member, error) {
 	keys, err := t.Keys()
 	if err != nil {
 		return nil, err
@@ -96,13 +109,17 @@ func newMember(a *Agent, t *identity.Token) (*member, error) {
 	if _, err := rand.Read(replica); err != nil {
 		return nil, err
 	}
+	if old != nil {
+		replica = old.dialler.ReplicaID
+	}
 	m := &member{
-		a: a, log: a.log, tokenID: keys.Public().HexID(), hubURL: t.Body.GetHubUrl(),
+		a: a, log: a.log, tokenID: keys.Public().HexID(), exclusive: t.Kind == identity.KindAgent, hubURL: t.Body.GetHubUrl(),
 		dialler: &opening.Dialler{
 			Role: wirev1.Role_ROLE_AGENT, Keys: keys, Node: node, ReplicaID: replica,
 			HostName: a.cfg.HostName, Software: a.cfg.Software,
 		},
-		declare: make(chan struct{}, 1), unsettled: make(chan struct{}, 1), reports: make(chan struct{}, 1), edges: map[string]*edgeRun{},
+		declare: make(chan struct{}, 1), states: make(chan struct{}, 1), unsettled: make(chan struct{}, 1), reports: make(chan struct{}, 1),
+		answering: make(chan struct{}, maxAnswering), edges: map[string]*edgeRun{},
 		verdicts: map[string]*hubv1.Verdict{}, served: map[string]map[string]*wirev1.TunnelVerdict{},
 	}
 	// Edges know the hub by the name in the token, whatever address reaches it.
@@ -132,8 +149,12 @@ func (m *member) run(ctx context.Context, first []*wirev1.EdgeAddress) {
 	m.setEdges(ctx, first, "token")
 	var settling sync.WaitGroup
 	settling.Go(func() { m.settle(ctx) })
+	if m.exclusive {
+		settling.Go(func() { m.follow(ctx) })
+	}
 	m.hubLoop(ctx)
 	settling.Wait()
+	m.asking.Wait()
 	m.mu.Lock()
 	m.ended = true
 	for id := range m.edges {
@@ -225,11 +246,12 @@ func (m *member) addEdge(ctx context.Context, e *wirev1.EdgeAddress) {
 		Handler: m.a.handler, MaxLanes: m.a.cfg.MaxLanes,
 		OnEdges:  func(l []*wirev1.EdgeAddress) { m.learnFromEdge(ctx, l) },
 		OnServed: func(v []*wirev1.TunnelVerdict) { m.edgeServed(id, v) },
-		OnState:  m.a.touch,
+		OnState:  m.stateChanged,
 		Log:      m.log, Registry: m.a.cfg.Registry,
 	})
 	m.edges[id] = r
 	r.conn.Serve(m.serveIDs())
+	r.conn.Health(m.a.checks.failing())
 	go func() {
 		defer close(r.done)
 		r.conn.Run(ctx)
@@ -284,6 +306,14 @@ func (m *member) serve() {
 	m.mu.Unlock()
 	for _, r := range m.runs() {
 		r.conn.Serve(ids)
+	}
+}
+
+// tellHealth tells every edge which origins fail their checks.
+func (m *member) tellHealth() {
+	failing := m.a.checks.failing()
+	for _, r := range m.runs() {
+		r.conn.Health(failing)
 	}
 }
 
@@ -400,18 +430,25 @@ func (m *member) status(s *Status) {
 		s.Edges = append(s.Edges, e)
 	}
 	s.Ready = len(s.Sessions) > 0
+	s.Standby = m.standby()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s.Hub = m.hubState
 	for _, svc := range m.a.handler.table.Load().services {
 		v := ServiceStatus{
 			Key: svc.declared.GetKey(), Name: svc.declared.GetName(), Kind: kindName(svc.declared.GetKind()),
-			Origin: svc.origins[0].String(), TunnelID: svc.id, Access: accessName(svc.declared), Verdict: string(reason.Pending), Detail: "the hub has not answered yet",
+			Origin: svc.originText(), TunnelID: svc.id, Access: accessName(svc.declared), Verdict: string(reason.Pending), Detail: "the hub has not answered yet",
+		}
+		if svc.managed != nil {
+			v.Verdict, v.Detail, v.Managed = string(reason.OK), "", true
+		}
+		if svc.problem != nil {
+			v.Verdict, v.Detail = string(svc.problem.Code), svc.problem.Detail
 		}
 		if h := m.verdicts[svc.id]; h != nil {
 			v.Verdict, v.Detail, v.URL = h.GetCode(), h.GetDetail(), h.GetUrl()
 		}
-		if e := m.a.handler.health(svc.id); e != nil {
+		if e := m.a.problem(svc); e != nil {
 			v.Problem = e.Error()
 		}
 		for edge, byID := range m.served {

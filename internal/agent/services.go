@@ -18,6 +18,11 @@ type service struct {
 	declared *hubv1.DeclaredTunnel
 	id       string
 	origins  []*origin.Spec
+	// managed is the tunnel whose truth is in the hub, nil for an entry of the agent's own lists;
+	// declared says then what it has in common with those.
+	managed *hubv1.Tunnel
+	// problem is why it cannot be served; nil for entries of the lists, which are checked at start.
+	problem *reason.Error
 }
 
 // table is everything the agent serves. It does not change: a new list makes a new table, whose
@@ -27,7 +32,7 @@ type table struct {
 	byID     map[string]*service
 }
 
-func newTable(list config.Services, old *table) (*table, error) {
+func newTable(list config.Services, managed []*hubv1.Tunnel, old *table) (*table, error) {
 	t := &table{byID: map[string]*service{}}
 	for _, d := range list {
 		id := hubv1.DeclaredID(d.GetKind(), d.GetHostname(), d.GetPort(), d.GetPortLast())
@@ -56,6 +61,14 @@ func newTable(list config.Services, old *table) (*table, error) {
 		t.services = append(t.services, s)
 		t.byID[id] = s
 	}
+	for _, m := range managed {
+		if t.byID[m.GetId()] != nil {
+			continue
+		}
+		s := managedService(m, old)
+		t.services = append(t.services, s)
+		t.byID[s.id] = s
+	}
 	return t, nil
 }
 
@@ -82,7 +95,9 @@ func (t *table) equal(o *table) bool {
 func (t *table) declared() []*hubv1.DeclaredTunnel {
 	out := make([]*hubv1.DeclaredTunnel, 0, len(t.services))
 	for _, s := range t.services {
-		out = append(out, s.declared)
+		if s.managed == nil {
+			out = append(out, s.declared)
+		}
 	}
 	return out
 }
@@ -98,6 +113,8 @@ func (t *table) find(h *wirev1.StreamHeader) (*service, *origin.Spec, *reason.Er
 		return nil, nil, reason.New(reason.NoAgent, reason.HopAgent, "this agent serves %s as %s, not as %s", s.declared.GetName(), kindName(s.declared.GetKind()), kindName(h.GetKind())).Safe()
 	case int(h.GetOrigin()) >= len(s.origins):
 		return nil, nil, reason.New(reason.OriginUnresolved, reason.HopAgent, "%s has no origin number %d", s.declared.GetName(), h.GetOrigin()).Safe()
+	case s.origins[h.GetOrigin()] == nil:
+		return s, nil, s.problem
 	}
 	return s, s.origins[h.GetOrigin()], nil
 }

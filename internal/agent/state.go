@@ -40,7 +40,7 @@ func (a *Agent) saveEdges(tokenID string, edges []*wirev1.EdgeAddress) {
 	}
 }
 
-func writeState(path string, s state) error {
+func writeState(path string, s any) error {
 	b, err := json.MarshalIndent(s, "", "  ")
 	if err != nil {
 		return err

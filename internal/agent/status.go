@@ -10,6 +10,8 @@ type Status struct {
 	// Ready: at least one session.
 	Ready    bool `json:"ready"`
 	Draining bool `json:"draining,omitempty"`
+	// Standby is who holds the enrolment while this process waits for it.
+	Standby string `json:"standby,omitempty"`
 	// ConfigProblem is why the configuration file is not in use as it is now.
 	ConfigProblem string          `json:"config_problem,omitempty"`
 	Hub           HubStatus       `json:"hub"`
@@ -56,6 +58,8 @@ type ServiceStatus struct {
 	Origin   string `json:"origin"`
 	TunnelID string `json:"tunnel_id"`
 	URL      string `json:"url,omitempty"`
+	// Managed: the hub's, not of the agent's own lists.
+	Managed bool `json:"managed,omitempty"`
 	// Access is public or protected.
 	Access string `json:"access"`
 	// Verdict is ok, pending or a reason code; Detail has the remedy.

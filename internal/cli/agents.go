@@ -19,6 +19,19 @@ type agentView struct {
 	Tenant   string        `json:"tenant"`
 	State    string        `json:"state"`
 	Replicas []replicaView `json:"replicas"`
+	// Kind is invite, or agent: enrolled.
+	Kind           string     `json:"kind"`
+	CreatedAt      *time.Time `json:"created_at"`
+	LastSeenAt     *time.Time `json:"last_seen_at"`
+	ManagedTunnels uint32     `json:"managed_tunnels"`
+	// Holder is the replica that holds the enrolment, HolderHost where it runs.
+	Holder      string     `json:"holder_replica,omitempty"`
+	HolderHost  string     `json:"holder_host,omitempty"`
+	HolderSince *time.Time `json:"holder_since,omitempty"`
+	// OldTokenExpiresAt is when a token that was rotated out ends.
+	OldTokenExpiresAt *time.Time `json:"old_token_expires_at,omitempty"`
+	// Token is shown once, by create and rotate.
+	Token string `json:"token,omitempty"`
 }
 
 type replicaView struct {
@@ -53,7 +66,9 @@ type serviceView struct {
 }
 
 func agentOf(g *hubv1.Agent) agentView {
-	v := agentView{TokenID: g.GetTokenId(), Name: g.GetName(), Tenant: g.GetTenant(), State: g.GetState(), Replicas: []replicaView{}}
+	v := agentView{TokenID: g.GetTokenId(), Name: g.GetName(), Tenant: g.GetTenant(), State: g.GetState(), Replicas: []replicaView{},
+		Kind: g.GetKind(), CreatedAt: when(g.GetCreatedAt()), LastSeenAt: when(g.GetLastSeenAt()), ManagedTunnels: g.GetManagedTunnels(),
+		Holder: g.GetHolderReplica(), HolderHost: g.GetHolderHost(), HolderSince: when(g.GetHolderSince()), OldTokenExpiresAt: when(g.GetOldTokenExpiresAt())}
 	for _, r := range g.GetReplicas() {
 		rv := replicaView{ID: r.GetId(), State: r.GetState(), HostName: r.GetHostName(), Software: r.GetSoftware(), LastSeen: when(r.GetLastSeen()),
 			Sessions: []sessionView{}, Services: []serviceView{}}
@@ -147,12 +162,22 @@ func (a *app) agentsCommand() *cobra.Command {
 			g := agentOf(resp.GetAgent())
 			return a.print(g, func() error { return a.printAgent(g) })
 		}),
-	})
+	}, a.agentsCreate(), a.agentsDelete(), a.agentsRotate(),
+		a.agentsEnable("disable", "Switch an enrolled agent off: its sessions end within seconds", "switched off", false),
+		a.agentsEnable("enable", "Switch an enrolled agent on again", "switched on", true), a.agentsDrain())
 	return c
 }
 
 func (a *app) printAgent(g agentView) error {
-	if err := a.fields("name", g.Name, "tenant", g.Tenant, "state", g.State, "token", g.TokenID); err != nil {
+	holder, tunnels := "", ""
+	if g.HolderHost != "" {
+		holder = fmt.Sprintf("%s on %s since %s", short(g.Holder), g.HolderHost, showTime(g.HolderSince))
+	}
+	if g.Kind == "agent" {
+		tunnels = strconv.Itoa(int(g.ManagedTunnels))
+	}
+	if err := a.fields("name", g.Name, "kind", g.Kind, "tenant", g.Tenant, "state", g.State, "token", g.TokenID, "held by", holder,
+		"managed tunnels", tunnels, "old token ends", showTime(g.OldTokenExpiresAt)); err != nil {
 		return err
 	}
 	for _, r := range g.Replicas {

@@ -35,6 +35,18 @@ type tunnel struct {
 	Conflicts     []conflict `json:"conflicts"`
 	CreatedAt     *time.Time `json:"created_at"`
 	OrphanedAt    *time.Time `json:"orphaned_at"`
+	// Of managed tunnels only.
+	Label           string   `json:"label,omitempty"`
+	Agent           string   `json:"agent,omitempty"`
+	Version         uint64   `json:"version,omitempty"`
+	Owner           string   `json:"owner,omitempty"`
+	Disabled        bool     `json:"disabled,omitempty"`
+	ResponseTimeout uint32   `json:"response_timeout_seconds,omitempty"`
+	WebsocketOff    bool     `json:"websocket_off,omitempty"`
+	HostHeader      string   `json:"host_header,omitempty"`
+	UpstreamUser    string   `json:"upstream_user,omitempty"`
+	HealthCheck     string   `json:"health_check,omitempty"`
+	Warnings        []string `json:"warnings,omitempty"`
 }
 
 // conflict is a claim for the same name or port that lost.
@@ -69,6 +81,17 @@ func tunnelView(s *hubv1.TunnelStatus) tunnel {
 		Access: accessText(t.GetAccess().GetMode()), CarrierPolicy: enumText(t.GetCarrierPolicy().String(), "CARRIER_POLICY_"),
 		Origins: []string{}, Tenant: t.GetTenant(), Source: t.GetSource(), Replicas: s.GetReplicas(), Conflicts: []conflict{},
 		CreatedAt: when(t.GetCreatedAt()), OrphanedAt: when(t.GetOrphanedAt())}
+	v.Label, v.Agent, v.Version, v.Owner, v.Disabled = t.GetLabel(), s.GetAgent(), t.GetVersion(), t.GetOwner(), t.GetDisabled()
+	v.ResponseTimeout, v.WebsocketOff, v.UpstreamUser, v.Warnings = t.GetResponseTimeoutSeconds(), t.GetWebsocketOff(), t.GetUpstreamBasicAuth().GetUser(), s.GetWarnings()
+	if len(t.GetOrigins()) > 0 {
+		v.HostHeader = t.GetOrigins()[0].GetHostHeader()
+	}
+	if h := t.GetHealthCheck(); h != nil {
+		v.HealthCheck = "connection"
+		if h.GetPath() != "" {
+			v.HealthCheck = "GET " + h.GetPath()
+		}
+	}
 	if v.CarrierPolicy == "" {
 		v.CarrierPolicy = "auto"
 	}
@@ -140,7 +163,7 @@ func (a *app) tunnelCommand() *cobra.Command {
 			return a.print(t, func() error { return a.printTunnel(t) })
 		}),
 	}
-	c.AddCommand(list, get)
+	c.AddCommand(list, get, a.tunnelCreate(), a.tunnelSet(), a.tunnelDelete())
 	return c
 }
 
@@ -151,6 +174,6 @@ func (a *app) printTunnel(t tunnel) error {
 	}
 	return a.fields("tunnel", t.label(), "id", t.ID, "name", t.Name, "url", t.URL, "kind", t.Kind, "state", t.State, "reason", t.Reason,
 		"detail", t.Detail, "clear http ports", strings.Trim(fmt.Sprint(t.HTTPPorts), "[]"), "access", t.Access, "origin", strings.Join(t.Origins, " "), "carrier policy", t.CarrierPolicy,
-		"replicas", strconv.Itoa(int(t.Replicas)), "tenant", t.Tenant, "source", t.Source, "created", showTime(t.CreatedAt),
+		"replicas", strconv.Itoa(int(t.Replicas)), "tenant", t.Tenant, "source", t.Source, "agent", t.Agent, "host header", t.HostHeader, "upstream user", t.UpstreamUser, "health check", t.HealthCheck, "created", showTime(t.CreatedAt),
 		"offline since", showTime(t.OrphanedAt), "refused claims", strings.Join(conflicts, "; "))
 }

@@ -33,6 +33,7 @@ type Feed interface {
 type Edge struct {
 	cfg     Config
 	metrics *metrics
+	traffic *traffic
 	name    string // <id>.edge.<hub-host>
 	own     map[string]bool
 
@@ -40,6 +41,7 @@ type Edge struct {
 	feed     feedState
 	snapshot snapshotFile
 	registry *registry
+	enrol    *enrolments
 	acceptor *link.Acceptor
 	dialer   *dial.Dialer
 	proxy    *proxy.Proxy
@@ -64,7 +66,7 @@ func New(cfg Config) (*Edge, error) {
 	}
 	cfg.defaults()
 	e := &Edge{
-		cfg: cfg, metrics: newMetrics(cfg.Registry), name: cfg.Key.ID() + ".edge." + cfg.HubHost,
+		cfg: cfg, metrics: newMetrics(cfg.Registry), traffic: newTraffic(cfg.Now()), name: cfg.Key.ID() + ".edge." + cfg.HubHost,
 		own: map[string]bool{}, ready: make(chan struct{}), reportNow: make(chan struct{}, 1),
 	}
 	e.view.Store(emptyView())
@@ -77,8 +79,9 @@ func New(cfg Config) (*Edge, error) {
 		return nil, err
 	}
 	e.registry = newRegistry(e)
+	e.enrol = newEnrolments(e)
 	e.acceptor = link.NewAcceptor(link.AcceptorConfig{
-		Key: cfg.Key, Admit: e.admit, Edges: e.edges, Serve: e.registry.serve,
+		Key: cfg.Key, Admit: e.admit, Enrol: e.enrol.admit, Health: e.registry.health, Edges: e.edges, Serve: e.registry.serve,
 		Joined: e.registry.joined, Left: e.registry.left, Drains: e.registry.drains,
 		Short: func(r *link.Replica) { e.proxy.CloseIdle(r.ID()) }, Log: cfg.Log, Registry: cfg.Registry,
 	})
@@ -92,11 +95,11 @@ func New(cfg Config) (*Edge, error) {
 		},
 		Covers: e.covers, Dialer: e.dialer, TrustedProxies: cfg.TrustedProxies,
 		ResponseHeader: cfg.ResponseHeaderTimeout, BodyIdle: cfg.BodyIdleTimeout,
-		Log: cfg.Log, Registry: cfg.Registry,
+		Done: e.traffic.answered, Log: cfg.Log, Registry: cfg.Registry,
 	})
 	e.raw = raw.New(raw.Config{
 		Dialer: e.dialer, HalfClosed: cfg.HalfClosedTimeout, MaxPerTunnel: cfg.MaxConnsPerTunnel,
-		Connections: e.metrics.connections, Log: cfg.Log,
+		Connections: e.metrics.connections, Done: e.traffic.carried, Log: cfg.Log,
 	})
 	e.perTunnel = limits.NewCounter[string](cfg.MaxConnsPerTunnel)
 	if e.ports, err = newPorts(e); err != nil {

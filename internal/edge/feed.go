@@ -12,6 +12,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/access"
 	"github.com/adit-dev/adit/internal/reason"
 )
 
@@ -110,8 +111,10 @@ func (e *Edge) commit(revision uint64, puts []*hubv1.Resource, deletes []string)
 	}
 	if c.credentials {
 		e.acceptor.Recheck(e.admitted)
+		e.enrol.decided()
 	}
 	if c.edges {
+		e.enrol.wake()
 		e.acceptor.BroadcastEdges(e.edges())
 	}
 	e.readyOnce.Do(func() { close(e.ready) })
@@ -135,7 +138,7 @@ func continues(old, now *hubv1.Tunnel) bool {
 			return false
 		}
 	}
-	return old.GetAccess().GetMode() != hubv1.Access_MODE_PUBLIC || now.GetAccess().GetMode() == hubv1.Access_MODE_PUBLIC
+	return access.Admits(old.GetAccess(), now.GetAccess())
 }
 
 // edges is the list for agents: those of the snapshot that take sessions, this one included as
@@ -144,16 +147,19 @@ func (e *Edge) edges() []*wirev1.EdgeAddress {
 	v := e.view.Load()
 	self := e.cfg.Key.ID()
 	var out []*wirev1.EdgeAddress
-	if !e.draining.Load() {
+	if !e.draining.Load() && !e.outOfService() {
 		out = append(out, e.cfg.Address)
 	}
 	for _, id := range sortedKeys(v.edges) {
-		if edge := v.edges[id]; id != self && !edge.GetDraining() {
+		if edge := v.edges[id]; id != self && !edge.GetDraining() && !edge.GetOutOfService() {
 			out = append(out, edge.GetAddress())
 		}
 	}
 	return out
 }
+
+// outOfService reports whether the hub was told to send agents elsewhere.
+func (e *Edge) outOfService() bool { return e.view.Load().edges[e.cfg.Key.ID()].GetOutOfService() }
 
 // tooOld says why new sessions are refused when the hub was not heard for too long.
 func (e *Edge) tooOld() *reason.Error {

@@ -30,6 +30,8 @@ type registry struct {
 type member struct {
 	replica dial.Replica
 	wanted  map[string]struct{}
+	// failing are the origins that fail the replica's checks, by tunnel id.
+	failing map[string][]uint32
 }
 
 func newRegistry(e *Edge) *registry {
@@ -77,7 +79,7 @@ func (g *registry) serve(r *link.Replica, ids []string) []*wirev1.TunnelVerdict 
 func (g *registry) member(r *link.Replica) *member {
 	m := g.members[r]
 	if m == nil {
-		m = &member{replica: &metered{Replica: r, metrics: g.edge.metrics}}
+		m = &member{replica: &metered{Replica: r, metrics: g.edge.metrics, traffic: g.edge.traffic}}
 		g.members[r] = m
 	}
 	return m
@@ -85,7 +87,7 @@ func (g *registry) member(r *link.Replica) *member {
 
 func mayServe(v *view, r *link.Replica, id string) bool {
 	t := v.table.Get(id)
-	return t != nil && slices.Contains(t.Tunnel.GetTokenIds(), r.TokenID())
+	return t != nil && slices.Contains(t.Tunnel.GetTokenIds(), v.owner(r.TokenID()))
 }
 
 // judge says what this edge makes of a replica that serves tunnel id.
@@ -96,7 +98,7 @@ func (g *registry) judge(v *view, r *link.Replica, id string) *wirev1.TunnelVerd
 	case t == nil:
 		out.Verdict = string(reason.Pending)
 		out.Detail = "this edge has not heard of the tunnel from the hub yet"
-	case !slices.Contains(t.Tunnel.GetTokenIds(), r.TokenID()):
+	case !slices.Contains(t.Tunnel.GetTokenIds(), v.owner(r.TokenID())):
 		out.Verdict = string(reason.GrantMissing)
 		out.Detail = "the tunnel belongs to another token"
 	default:
@@ -166,6 +168,7 @@ func (g *registry) left(r *link.Replica) {
 		delete(g.members, r)
 	}
 	g.mu.Unlock()
+	g.edge.enrol.gone(r)
 	g.edge.proxy.CloseReplica(r.ID())
 	g.edge.ports.replicasChanged()
 	g.edge.cfg.Log.Info("an agent left", "replica", r.ID(), "host", r.HostName())
@@ -174,8 +177,34 @@ func (g *registry) left(r *link.Replica) {
 
 // drains gives up what waits on r for a next request, so that its agent can end.
 func (g *registry) drains(r *link.Replica) {
+	g.edge.enrol.gone(r)
 	g.edge.proxy.CloseReplica(r.ID())
 	g.edge.wakeReport()
+}
+
+// health takes which origins fail a replica's checks.
+func (g *registry) health(r *link.Replica, failing []*wirev1.TunnelHealth) {
+	by := make(map[string][]uint32, len(failing))
+	for _, t := range failing {
+		by[t.GetTunnelId()] = t.GetFailing()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.member(r).failing = by
+}
+
+// fails reports whether an origin of a tunnel fails the checks of every replica that serves it.
+func (g *registry) fails(tunnelID string, origin uint32) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	rs := g.serving[tunnelID]
+	for _, r := range rs {
+		m := g.members[r.(*metered).Replica]
+		if m == nil || !slices.Contains(m.failing[tunnelID], origin) {
+			return false
+		}
+	}
+	return len(rs) > 0
 }
 
 // wanted are the tunnels that r named, sorted.
@@ -207,6 +236,10 @@ func (e *Edge) admit(o *wirev1.Opening, remote netip.AddrPort) link.Admission {
 		a.Credential = unexpired(c)
 	}
 	switch {
+	case c.GetDisabled():
+		a.Refusal = reason.New(reason.Disabled, reason.HopEdge, "%q is switched off; adit agents enable switches it on again", c.GetName())
+	case e.outOfService():
+		a.Refusal = reason.New(reason.Draining, reason.HopEdge, "this edge was taken out of service (adit edge drain); connect to another one")
 	case e.draining.Load():
 		a.Refusal = reason.New(reason.Draining, reason.HopEdge, "this edge shuts down; connect to another one")
 	case !from(c, remote.Addr()):
@@ -223,6 +256,7 @@ func unexpired(c *hubv1.Credential) *hubv1.Credential {
 	return &hubv1.Credential{
 		TokenId: c.GetTokenId(), Tenant: c.GetTenant(), Name: c.GetName(), Ed25519Public: c.GetEd25519Public(),
 		Mldsa65Public: c.GetMldsa65Public(), Revoked: c.GetRevoked(), MaxReplicas: c.GetMaxReplicas(), From: c.GetFrom(), Grant: c.GetGrant(),
+		Kind: c.GetKind(), MemberOf: c.GetMemberOf(),
 	}
 }
 
@@ -250,8 +284,9 @@ func (e *Edge) knows(tokenID, replicaID string) bool {
 }
 
 func (e *Edge) replicasOf(tokenID string) (n int) {
+	v := e.view.Load()
 	for _, r := range e.acceptor.Replicas() {
-		if r.TokenID() == tokenID {
+		if v.owner(r.TokenID()) == v.owner(tokenID) {
 			n++
 		}
 	}
@@ -266,6 +301,8 @@ func (e *Edge) admitted(tokenID string) *reason.Error {
 		return reason.New(reason.TokenUnknown, reason.HopEdge, "the token was deleted; create a new invite")
 	case c.GetRevoked():
 		return reason.New(reason.TokenRevoked, reason.HopEdge, "the token %q was revoked; create a new invite", c.GetName())
+	case c.GetDisabled():
+		return reason.New(reason.Disabled, reason.HopEdge, "%q is switched off; adit agents enable switches it on again", c.GetName())
 	case c.GetExpiresSessions() && c.GetExpiresAt() != nil && !e.cfg.Now().Before(c.GetExpiresAt().AsTime()):
 		return reason.New(reason.TokenExpired, reason.HopEdge, "the token %q expired at %s; create a new invite", c.GetName(), c.GetExpiresAt().AsTime().Format(time.RFC3339))
 	}

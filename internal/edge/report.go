@@ -42,9 +42,13 @@ func (e *Edge) report(ctx context.Context) {
 func (e *Edge) sendReport(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	err := e.cfg.Feed.Report(ctx, e.state())
+	r := e.state()
+	table := e.view.Load().table
+	r.Traffic = e.traffic.reports(func(id string) bool { return table.Get(id) != nil })
+	err := e.cfg.Feed.Report(ctx, r)
 	switch {
 	case err == nil:
+		e.traffic.confirmed()
 		if e.feed.watching.Load() {
 			e.setConnected(true)
 		}
@@ -55,15 +59,16 @@ func (e *Edge) sendReport(ctx context.Context) {
 
 // state is a full report.
 func (e *Edge) state() *hubv1.ReportRequest {
+	v := e.view.Load()
 	r := &hubv1.ReportRequest{
 		SentAt: timestamppb.New(e.cfg.Now()), Ports: e.ports.reports(), Revision: e.view.Load().revision,
-		Edge: e.cfg.Address, Software: e.cfg.Software, Draining: e.draining.Load(),
+		Edge: e.cfg.Address, Software: e.cfg.Software, Draining: e.draining.Load(), StartedAt: timestamppb.New(e.enrol.started),
 	}
 	for _, rep := range e.acceptor.Replicas() {
 		ids := e.registry.wanted(rep)
 		for _, s := range rep.Sessions() {
 			r.Sessions = append(r.Sessions, &hubv1.SessionReport{
-				TokenId: rep.TokenID(), ReplicaId: rep.ID(), HostName: rep.HostName(), Software: rep.Software(),
+				TokenId: v.owner(rep.TokenID()), ReplicaId: rep.ID(), HostName: rep.HostName(), Software: rep.Software(),
 				RemoteAddress: s.Remote.String(), Carrier: s.Carrier, Path: s.Path, Since: timestamppb.New(s.Since),
 				Streams: uint64(s.Streams), Lanes: uint32(s.Lanes), Draining: s.Draining,
 				RttMicros: uint64(s.RTT.Microseconds()), TunnelIds: ids,

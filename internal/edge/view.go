@@ -128,8 +128,18 @@ func writable[V any](n *viewBuilder, m *map[string]V) map[string]V {
 func (n *viewBuilder) put(old, r *hubv1.Resource) {
 	switch i := r.GetItem().(type) {
 	case *hubv1.Resource_Tunnel:
+		was := old.GetTunnel()
+		if was.GetDisabled() {
+			was = nil
+		}
+		if i.Tunnel.GetDisabled() {
+			// As if it were not there.
+			n.gone = append(n.gone, i.Tunnel.GetId())
+			n.change.tunnels[i.Tunnel.GetId()] = tunnelChange{old: was}
+			return
+		}
 		n.entries = append(n.entries, route.NewEntry(i.Tunnel))
-		n.change.tunnels[i.Tunnel.GetId()] = tunnelChange{old: old.GetTunnel(), now: i.Tunnel}
+		n.change.tunnels[i.Tunnel.GetId()] = tunnelChange{old: was, now: i.Tunnel}
 	case *hubv1.Resource_Credential:
 		writable(n, &n.view.credentials)[i.Credential.GetTokenId()] = i.Credential
 		n.change.credentials = true

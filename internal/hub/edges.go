@@ -2,9 +2,7 @@ package hub
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sort"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -96,6 +94,7 @@ func (h *Hub) edgeStatuses(ctx context.Context) ([]*hubv1.EdgeStatus, error) {
 			if proto.Unmarshal(r.Spec, s.Edge) != nil {
 				continue
 			}
+			s.Edge.OutOfService = r.Drained
 			if p := edges[r.ID]; p != nil {
 				s.LastSeen, s.Revision, s.Software = stamp(p.heard.UnixMilli()), p.revision, p.software
 				if p.fresh(now) {
@@ -122,149 +121,4 @@ func (h *Hub) Server(ctx context.Context) (*hubv1.GetServerResponse, error) {
 		out.CaFingerprint = ca.Fingerprint()
 	}
 	return out, nil
-}
-
-// ListAgents returns one page of what runs with each live token, by name.
-func (h *Hub) ListAgents(ctx context.Context, size uint32, page string) ([]*hubv1.Agent, string, error) {
-	at, n, err := pageOf(size, page, 2)
-	if err != nil {
-		return nil, "", err
-	}
-	var toks []*store.Token
-	err = h.store.Read(ctx, func(tx *store.Tx) (err error) {
-		toks, err = tx.LiveTokensOf(agentKinds, at[0], at[1], int64(n+1))
-		return err
-	})
-	if err != nil {
-		return nil, "", err
-	}
-	next := ""
-	if len(toks) > n {
-		toks = toks[:n]
-		next = pageToken(toks[n-1].Name, toks[n-1].ID)
-	}
-	out := make([]*hubv1.Agent, len(toks))
-	for i, t := range toks {
-		if out[i], err = h.agent(ctx, t); err != nil {
-			return nil, "", err
-		}
-	}
-	return out, next, nil
-}
-
-// GetAgent finds what runs with a token, by token id or name.
-func (h *Hub) GetAgent(ctx context.Context, idOrName string) (*hubv1.Agent, error) {
-	var tok *store.Token
-	err := h.store.Read(ctx, func(tx *store.Tx) (err error) {
-		for _, kind := range agentKinds {
-			if tok, err = tx.TokenNamed(kind, idOrName); !errors.Is(err, store.ErrNotFound) {
-				return err
-			}
-		}
-		return err
-	})
-	if errors.Is(err, store.ErrNotFound) {
-		return nil, notFound("agent", idOrName, "list them with adit agents list")
-	}
-	if err != nil {
-		return nil, err
-	}
-	return h.agent(ctx, tok)
-}
-
-// agent gathers what is stored and reported of a token's replicas.
-func (h *Hub) agent(ctx context.Context, tok *store.Token) (*hubv1.Agent, error) {
-	var decls []store.Declaration
-	var rows []store.Replica
-	err := h.store.Read(ctx, func(tx *store.Tx) (err error) {
-		if rows, err = tx.ReplicasOf(tok.ID); err != nil {
-			return err
-		}
-		decls, err = tx.DeclarationsBy(tok.ID, "")
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	now := h.cfg.Now()
-	reps := map[string]*hubv1.Replica{}
-	get := func(id string) *hubv1.Replica {
-		if reps[id] == nil {
-			reps[id] = &hubv1.Replica{Id: id}
-		}
-		return reps[id]
-	}
-	for _, r := range rows {
-		x := get(r.ReplicaID)
-		x.HostName, x.Software, x.LastSeen = r.HostName, r.Software, stamp(r.DeclaredAt)
-	}
-	for _, d := range decls {
-		v := &hubv1.Verdict{}
-		if proto.Unmarshal(d.Verdict, v) == nil {
-			h.freshVerdict(v, now)
-			get(d.ReplicaID).Verdicts = append(get(d.ReplicaID).Verdicts, v)
-		}
-	}
-	h.presence.addTo(tok.ID, now, get)
-	a := &hubv1.Agent{TokenId: tok.ID, Name: tok.Name, Tenant: tok.Tenant, State: "offline"}
-	for id, r := range reps {
-		r.State = "offline"
-		if h.presence.lives(replicaKey{tok.ID, id}, now) {
-			a.State, r.State = "online", "online"
-			r.LastSeen = stamp(now.UnixMilli())
-		}
-		a.Replicas = append(a.Replicas, r)
-	}
-	if tok.RevokedAt != 0 {
-		a.State = "disabled"
-	}
-	sort.Slice(a.Replicas, func(i, j int) bool { return a.Replicas[i].GetId() < a.Replicas[j].GetId() })
-	return a, nil
-}
-
-// freshVerdict shows what edges report of a port: a refusal if none can bind it, else a remark.
-func (h *Hub) freshVerdict(v *hubv1.Verdict, now time.Time) {
-	if v.GetCode() != string(reason.OK) {
-		return
-	}
-	p := h.presence.portProblem(v.GetTunnelId(), now)
-	if p == nil {
-		return
-	}
-	if p.fatal() {
-		v.Code = string(reason.PortUnavailable)
-	}
-	v.Detail = p.String()
-}
-
-// addTo adds sessions and reports of a token's replicas.
-func (p *presence) addTo(token string, now time.Time, get func(id string) *hubv1.Replica) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, e := range p.edges {
-		if !e.fresh(now) {
-			continue
-		}
-		for _, s := range e.sessions {
-			if s.GetTokenId() != token {
-				continue
-			}
-			r := get(s.GetReplicaId())
-			r.HostName, r.Software = s.GetHostName(), s.GetSoftware()
-			r.Sessions = append(r.Sessions, s)
-		}
-	}
-	for k, a := range p.agents {
-		if k.token != token {
-			continue
-		}
-		r := get(k.replica)
-		r.Tunnels, r.LastSeen = a.tunnels, stamp(a.heard.UnixMilli())
-		if a.hostName != "" {
-			r.HostName = a.hostName
-		}
-		if a.software != "" {
-			r.Software = a.software
-		}
-	}
 }

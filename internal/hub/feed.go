@@ -84,7 +84,7 @@ func (h *Hub) loadAll(tx *store.Tx, put func(*hubv1.Resource)) error {
 		return err
 	}
 	for _, t := range tunnels {
-		r, err := tunnelResource(t)
+		r, err := h.tunnelResource(t)
 		if err != nil {
 			return err
 		}
@@ -94,8 +94,16 @@ func (h *Hub) loadAll(tx *store.Tx, put func(*hubv1.Resource)) error {
 	if err != nil {
 		return err
 	}
+	holders, err := tx.Holders()
+	if err != nil {
+		return err
+	}
+	byAgent := map[string]*store.Holder{}
+	for _, x := range holders {
+		byAgent[x.Agent] = x
+	}
 	for _, t := range tokens {
-		put(credentialResource(t))
+		put(credentialResource(t, byAgent[firstToken(t)]))
 	}
 	edges, err := tx.Edges()
 	if err != nil {
@@ -126,12 +134,16 @@ func (h *Hub) loadOne(tx *store.Tx, item string) (r *hubv1.Resource, err error) 
 	case "tunnel":
 		var t *store.Tunnel
 		if t, err = tx.Tunnel(id); err == nil {
-			r, err = tunnelResource(t)
+			r, err = h.tunnelResource(t)
 		}
 	case "credential":
 		var t *store.Token
 		if t, err = tx.Token(id); err == nil && t.Kind != "edge" {
-			r = credentialResource(t)
+			var holder *store.Holder
+			if holder, err = tx.Holder(firstToken(t)); errors.Is(err, store.ErrNotFound) {
+				holder, err = nil, nil
+			}
+			r = credentialResource(t, holder)
 		}
 	case "edge":
 		var e *store.Edge
@@ -189,6 +201,11 @@ func (h *Hub) refresh(ctx context.Context) error {
 		return err
 	}
 	f.apply(changes, now)
+	if h.store.Shared() {
+		for item, r := range now {
+			h.note(item, r)
+		}
+	}
 	return nil
 }
 
@@ -254,7 +271,7 @@ func (f *feed) edges() []*hubv1.Edge {
 func edgeAddresses(edges []*hubv1.Edge) []*wirev1.EdgeAddress {
 	var out []*wirev1.EdgeAddress
 	for _, e := range edges {
-		if !e.GetDraining() {
+		if !e.GetDraining() && !e.GetOutOfService() {
 			out = append(out, e.GetAddress())
 		}
 	}
@@ -266,6 +283,8 @@ type Watcher struct {
 	// Edge sees all that edges serve with; else TokenID sees edges and its own tunnels.
 	Edge    bool
 	TokenID string
+	// ReplicaID is the agent process that watches, which is also asked there.
+	ReplicaID string
 }
 
 func (w Watcher) sees(r *hubv1.Resource) bool {
@@ -285,10 +304,28 @@ func (w Watcher) sees(r *hubv1.Resource) bool {
 	return false
 }
 
+// shown is r as w may see it. Resources are never changed in place.
+func (w Watcher) shown(r *hubv1.Resource) *hubv1.Resource {
+	t := r.GetTunnel()
+	if w.Edge || t == nil {
+		return r
+	}
+	if s := forAgent(t); s != t {
+		return &hubv1.Resource{Item: &hubv1.Resource_Tunnel{Tunnel: s}}
+	}
+	return r
+}
+
 // Watch sends what w may know and every change of it until ctx ends, send fails or the hub stops:
 // deltas from a revision that is still in the log, else a snapshot first. Agents always get a
 // snapshot: it is small, and what left their view is nobody else's business.
 func (h *Hub) Watch(ctx context.Context, w Watcher, from uint64, send func(*hubv1.WatchResponse) error) error {
+	if from > h.feed.at() {
+		// Another hub told the watcher of what this one has not read yet.
+		if err := h.refresh(ctx); err != nil {
+			return err
+		}
+	}
 	v := &view{feed: h.feed, w: w, send: send}
 	if !w.Edge {
 		v.sent = map[string]bool{}
@@ -300,6 +337,12 @@ func (h *Hub) Watch(ctx context.Context, w Watcher, from uint64, send func(*hubv
 	} else {
 		v.revision = from
 	}
+	var asked <-chan *hubv1.Ask
+	if w.ReplicaID != "" {
+		var end func()
+		asked, end = h.asks.listen(replicaKey{w.TokenID, w.ReplicaID})
+		defer end()
+	}
 	for {
 		moved, err := v.delta()
 		if err != nil {
@@ -307,6 +350,10 @@ func (h *Hub) Watch(ctx context.Context, w Watcher, from uint64, send func(*hubv
 		}
 		select {
 		case <-moved:
+		case q := <-asked:
+			if err := send(&hubv1.WatchResponse{Asks: []*hubv1.Ask{q}}); err != nil {
+				return err
+			}
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-h.stopping:
@@ -343,7 +390,7 @@ func (v *view) snapshot() error {
 	sort.Strings(keys)
 	items := make([]*hubv1.Resource, len(keys))
 	for i, k := range keys {
-		items[i] = v.feed.items[k]
+		items[i] = v.w.shown(v.feed.items[k])
 	}
 	v.revision = v.feed.revision
 	v.feed.mu.RUnlock()
@@ -417,7 +464,7 @@ func (v *view) delta() (<-chan struct{}, error) {
 	m, size := &hubv1.WatchResponse{Complete: true}, 0
 	flush := func(at uint64) error {
 		v.revision = at
-		if len(m.Puts)+len(m.Deletes) == 0 {
+		if len(m.Puts)+len(m.Deletes) == 0 && !m.Redeclare {
 			return nil
 		}
 		m.Revision = at
@@ -427,9 +474,13 @@ func (v *view) delta() (<-chan struct{}, error) {
 	}
 	for i, e := range entries {
 		switch {
+		case strings.HasPrefix(e.item, hubItems):
+		case isVerdicts(e.item):
+			m.Redeclare = m.Redeclare || !v.w.Edge && e.item == verdictsItem(v.w.TokenID)
 		case e.r != nil && v.w.sees(e.r):
-			m.Puts = append(m.Puts, e.r)
-			size += proto.Size(e.r)
+			r := v.w.shown(e.r)
+			m.Puts = append(m.Puts, r)
+			size += proto.Size(r)
 			if v.sent != nil {
 				v.sent[e.item] = true
 			}
@@ -450,20 +501,42 @@ func (v *view) delta() (<-chan struct{}, error) {
 	return moved, flush(end)
 }
 
-// poll brings in what other processes wrote to the same database.
+// poll brings in what other hubs wrote to the same database: at once when the database tells of it,
+// and anyhow every 2 s.
 func (h *Hub) poll(ctx context.Context) {
-	h.every(ctx, 2*time.Second, "change feed", h.refresh)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	hints := h.store.Hints(ctx, &wg)
+	t := time.NewTicker(2 * time.Second)
+	defer t.Stop()
+	h.loop(ctx, "change feed", h.refresh, func() bool {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-t.C:
+		case <-hints:
+		}
+		return true
+	})
 }
 
-func credentialResource(t *store.Token) *hubv1.Resource {
-	return &hubv1.Resource{Item: &hubv1.Resource_Credential{Credential: credentialOf(t)}}
+func credentialResource(t *store.Token, holder *store.Holder) *hubv1.Resource {
+	c := credentialOf(t)
+	if holder != nil {
+		c.HolderReplica, c.HolderTerm = holder.Replica, uint64(holder.Term)
+		if holder.Replica != "" {
+			c.HolderHost, c.HolderSince = holder.HostName, stamp(holder.Since)
+		}
+	}
+	return &hubv1.Resource{Item: &hubv1.Resource_Credential{Credential: c}}
 }
 
-func tunnelResource(t *store.Tunnel) (*hubv1.Resource, error) {
+func (h *Hub) tunnelResource(t *store.Tunnel) (*hubv1.Resource, error) {
 	p := &hubv1.Tunnel{}
 	if err := proto.Unmarshal(t.Spec, p); err != nil {
 		return nil, fmt.Errorf("tunnel %s: %w", t.ID, err)
 	}
+	h.unseal(t, p)
 	p.CreatedAt, p.OrphanedAt = stamp(t.CreatedAt), stamp(t.OrphanedAt)
 	return &hubv1.Resource{Item: &hubv1.Resource_Tunnel{Tunnel: p}}, nil
 }
@@ -473,5 +546,6 @@ func edgeResource(e *store.Edge) (*hubv1.Resource, error) {
 	if err := proto.Unmarshal(e.Spec, p); err != nil {
 		return nil, fmt.Errorf("edge %s: %w", e.ID, err)
 	}
+	p.OutOfService = e.Drained
 	return &hubv1.Resource{Item: &hubv1.Resource_Edge{Edge: p}}, nil
 }

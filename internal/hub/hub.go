@@ -112,10 +112,12 @@ type Hub struct {
 	feed     *feed
 	presence *presence
 	reap     *reaper
+	peers    *peers
 	// happened is raised when an event is stored.
 	happened   *signal
 	conditions *conditions
 	traffic    *traffic
+	asks       *asks
 
 	stopping chan struct{}
 	stop     func()
@@ -123,6 +125,8 @@ type Hub struct {
 	mu sync.Mutex
 	// seen is when an edge's report was noted in the store.
 	seen map[string]time.Time
+	// noted is what the store has of the holders of enrolments, by edge.
+	noted map[string]held
 	// onRevoke is called with the id of each token that is revoked.
 	onRevoke func(tokenID string)
 }
@@ -143,12 +147,17 @@ func New(ctx context.Context, cfg Config) (*Hub, error) {
 	h := &Hub{
 		cfg: cfg, log: cfg.Log, store: st, askAgain: make(chan struct{}, 1),
 		feed: newFeed(), presence: newPresence(), reap: newReaper(),
-		happened: newSignal(), conditions: newConditions(cfg.Now()), traffic: newTraffic(),
-		stopping: make(chan struct{}), seen: map[string]time.Time{}, onRevoke: func(string) {},
+		happened: newSignal(), conditions: newConditions(cfg.Now()), traffic: newTraffic(), asks: newAsks(cfg.DatabaseURL),
+		stopping: make(chan struct{}), seen: map[string]time.Time{}, noted: map[string]held{}, onRevoke: func(string) {},
 	}
 	h.stop = sync.OnceFunc(func() { close(h.stopping) })
 	if h.hostName, err = os.Hostname(); err != nil {
 		h.hostName = "localhost"
+	}
+	h.peers = newPeers(&h.cfg, h.hostName)
+	h.peers.leads.Store(!st.Shared())
+	if st.Shared() {
+		h.presence.changed = map[string]bool{}
 	}
 	if err := h.start(ctx); err != nil {
 		_ = st.Close()
@@ -188,13 +197,23 @@ func (h *Hub) revoked(tokenID string) {
 func (h *Hub) Run(ctx context.Context) error {
 	defer h.stop()
 	var wg sync.WaitGroup
+	if h.store.Shared() {
+		defer h.leave()
+		wg.Go(func() { h.every(ctx, shareInterval, "exchange with other hubs", h.exchange) })
+	}
 	wg.Go(func() { h.certify(ctx) })
 	wg.Go(func() { h.poll(ctx) })
 	wg.Go(func() { h.ticks(ctx) })
+	wg.Go(func() {
+		h.every(ctx, 5*time.Second, "holders of enrolments", func(ctx context.Context) error { return h.lostEdges(ctx, h.cfg.Now()) })
+	})
 	wg.Go(func() { h.every(ctx, conditionStep, "problems", h.observe) })
 	wg.Go(func() { h.every(ctx, trafficFlush, "traffic", h.flushTraffic) })
 	wg.Go(func() { h.every(ctx, time.Hour, "old records", h.prune) })
 	wg.Go(func() { h.sendNotices(ctx) })
+	if h.asks.elsewhere {
+		wg.Go(func() { h.every(ctx, askPoll, "questions to agents", h.exchangeAsks) })
+	}
 	wg.Wait()
 	return nil
 }
@@ -207,13 +226,30 @@ func (h *Hub) ticks(ctx context.Context) {
 func (h *Hub) every(ctx context.Context, d time.Duration, what string, f func(context.Context) error) {
 	t := time.NewTicker(d)
 	defer t.Stop()
-	last := ""
-	for {
+	h.loop(ctx, what, f, func() bool {
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-t.C:
+			return true
 		}
+	})
+}
+
+// leaders is every for what one hub does for all of its database.
+func (h *Hub) leaders(ctx context.Context, d time.Duration, what string, f func(context.Context) error) {
+	h.every(ctx, d, what, func(ctx context.Context) error {
+		if !h.Leads() {
+			return nil
+		}
+		return f(ctx)
+	})
+}
+
+// loop calls f each time that next returns true.
+func (h *Hub) loop(ctx context.Context, what string, f func(context.Context) error, next func() bool) {
+	last := ""
+	for next() {
 		err := f(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -253,10 +289,16 @@ func (h *Hub) Credential(ctx context.Context, tokenID string) (*hubv1.Credential
 // Admit checks what an opening's proof does not: room for one more edge.
 func (h *Hub) Admit(ctx context.Context, c *hublink.Caller) *reason.Error {
 	if c.Role != wirev1.Role_ROLE_EDGE {
+		if c.Credential.GetDisabled() {
+			return reason.New(reason.Disabled, reason.HopHub, "%q is switched off; adit agents enable switches it on again", c.Credential.GetName())
+		}
 		return nil
 	}
 	e := edgeCaller{c.NodeKey, c.Credential.GetTokenId()}
 	err := h.store.Read(ctx, func(tx *store.Tx) error {
+		if err := notRemoved(tx, e.id()); err != nil {
+			return err
+		}
 		edges, err := tx.Edges()
 		if err != nil {
 			return err
@@ -271,6 +313,9 @@ func (h *Hub) Admit(ctx context.Context, c *hublink.Caller) *reason.Error {
 
 // Known tells whether a replica with this node key watched lately, or still has a session.
 func (h *Hub) Known(tokenID string, replica []byte, node ed25519.PublicKey) (known bool) {
+	if c := h.feed.get("credential/" + tokenID).GetCredential(); c != nil {
+		tokenID = ownerOf(c)
+	}
 	h.presence.look(func(_ map[string]*edgePresence, agents map[replicaKey]*agentPresence) {
 		a := agents[replicaKey{tokenID, hex.EncodeToString(replica)}]
 		known = a != nil && len(node) > 0 && a.node.Equal(node)
@@ -296,7 +341,7 @@ func WatcherOf(c *hublink.Caller) Watcher {
 	if c.Role == wirev1.Role_ROLE_EDGE {
 		return Watcher{Edge: true}
 	}
-	return Watcher{TokenID: c.Credential.GetTokenId()}
+	return Watcher{TokenID: ownerOf(c.Credential), ReplicaID: hex.EncodeToString(c.ReplicaID)}
 }
 
 func (h *Hub) settings() *hubv1.Resource {

@@ -46,7 +46,7 @@ func (h *Hub) CreateInvite(ctx context.Context, r *hubv1.CreateInviteRequest) (*
 		if err := h.inviteTenant(tx, r, tok); err != nil {
 			return err
 		}
-		if err := h.freeGrants(tx, r, tok); err != nil {
+		if err := h.freeGrants(tx, "", tok); err != nil {
 			return err
 		}
 		tok.CreatedAt = tx.Now.UnixMilli()
@@ -75,13 +75,27 @@ func (h *Hub) checkInvite(r *hubv1.CreateInviteRequest, tok *store.Token) error 
 			return p
 		}
 	}
-	if n := len(r.GetHostnames()) + len(r.GetTcpPorts()) + len(r.GetUdpPorts()); n == 0 {
-		return invalid("hostnames", "", "give at least one host name, TCP port or UDP port", "the invite would grant nothing")
-	} else if n > maxGrants {
-		return invalid("hostnames", "", fmt.Sprintf("give at most %d names and ports together", maxGrants), "%d names and ports are too many", n)
+	if len(r.GetHostnames())+len(r.GetTcpPorts())+len(r.GetUdpPorts()) == 0 {
+		return grantsNothing("hostnames")
 	}
-	for i, s := range r.GetHostnames() {
-		field := fmt.Sprintf("hostnames[%d]", i)
+	if err := h.parseGrant("", &hubv1.Grant{Hostnames: r.GetHostnames(), TcpPorts: r.GetTcpPorts(), UdpPorts: r.GetUdpPorts()}, tok); err != nil {
+		return err
+	}
+	return h.checkBounds(r, tok)
+}
+
+func grantsNothing(field string) *Problem {
+	return invalid(field, "", "give at least one host name, TCP port or UDP port", "the invite would grant nothing")
+}
+
+// parseGrant checks what a token is to be granted and fills it in; fields begin with prefix.
+func (h *Hub) parseGrant(prefix string, g *hubv1.Grant, tok *store.Token) error {
+	tok.Grants = nil
+	if n := len(g.GetHostnames()) + len(g.GetTcpPorts()) + len(g.GetUdpPorts()); n > maxGrants {
+		return invalid(prefix+"hostnames", "", fmt.Sprintf("give at most %d names and ports together", maxGrants), "%d names and ports are too many", n)
+	}
+	for i, s := range g.GetHostnames() {
+		field := fmt.Sprintf("%shostnames[%d]", prefix, i)
 		p, err := hostname.Parse(s)
 		if err != nil {
 			return invalid(field, s, "give a name as a.example.com, *.example.com or **.example.com", "%v", err)
@@ -94,15 +108,15 @@ func (h *Hub) checkInvite(r *hubv1.CreateInviteRequest, tok *store.Token) error 
 	for _, l := range []struct {
 		field, protocol string
 		ranges          []*hubv1.PortRange
-	}{{"tcp_ports", store.TCP, r.GetTcpPorts()}, {"udp_ports", store.UDP, r.GetUdpPorts()}} {
+	}{{"tcp_ports", store.TCP, g.GetTcpPorts()}, {"udp_ports", store.UDP, g.GetUdpPorts()}} {
 		for i, pr := range l.ranges {
-			if p := h.grantable(fmt.Sprintf("%s[%d]", l.field, i), l.protocol, pr); p != nil {
+			if p := h.grantable(fmt.Sprintf("%s%s[%d]", prefix, l.field, i), l.protocol, pr); p != nil {
 				return p
 			}
 			tok.Grants = append(tok.Grants, store.Grant{Protocol: l.protocol, First: int(pr.GetFirst()), Last: int(max(pr.GetFirst(), pr.GetLast()))})
 		}
 	}
-	return h.checkBounds(r, tok)
+	return nil
 }
 
 func (h *Hub) checkBounds(r *hubv1.CreateInviteRequest, tok *store.Token) error {
@@ -119,8 +133,13 @@ func (h *Hub) checkBounds(r *hubv1.CreateInviteRequest, tok *store.Token) error 
 		return invalid("max_replicas", fmt.Sprint(r.GetMaxReplicas()), fmt.Sprintf("give at most %d, or 0 for no limit", maxReplicas), "is too many")
 	}
 	tok.MaxReplicas = int(r.GetMaxReplicas())
+	return parseSources(r.GetFrom(), tok)
+}
+
+// parseSources checks the networks that a token may be used from and fills them in.
+func parseSources(given []string, tok *store.Token) error {
 	var from []string
-	for i, s := range r.GetFrom() {
+	for i, s := range given {
 		p, err := netip.ParsePrefix(s)
 		if a, aerr := netip.ParseAddr(s); err != nil && aerr == nil && a.Zone() == "" {
 			p, err = netip.PrefixFrom(a, a.BitLen()), nil
@@ -156,21 +175,21 @@ func (h *Hub) inviteTenant(tx *store.Tx, r *hubv1.CreateInviteRequest, tok *stor
 	return tx.AddTenant(tok.Tenant)
 }
 
-func (h *Hub) freeGrants(tx *store.Tx, r *hubv1.CreateInviteRequest, tok *store.Token) error {
-	hosts, tcp := len(r.GetHostnames()), len(r.GetTcpPorts())
-	for i, g := range tok.Grants {
+// freeGrants checks that no other tenant has what a token is to be granted.
+func (h *Hub) freeGrants(tx *store.Tx, prefix string, tok *store.Token) error {
+	n := map[string]int{}
+	for _, g := range tok.Grants {
+		i := n[g.Protocol]
+		n[g.Protocol]++
 		var err error
-		switch {
-		case i < hosts:
+		if g.Protocol != store.Host {
+			err = h.freePorts(tx, fmt.Sprintf("%s%s_ports[%d]", prefix, g.Protocol, i), tok.Tenant, g.Protocol, g.First, g.Last)
+		} else {
 			p, perr := hostname.Parse(g.Pattern)
 			if perr != nil {
 				return perr
 			}
-			err = h.freeName(tx, fmt.Sprintf("hostnames[%d]", i), tok.Tenant, p)
-		case i < hosts+tcp:
-			err = h.freePorts(tx, fmt.Sprintf("tcp_ports[%d]", i-hosts), tok.Tenant, g.Protocol, g.First, g.Last)
-		default:
-			err = h.freePorts(tx, fmt.Sprintf("udp_ports[%d]", i-hosts-tcp), tok.Tenant, g.Protocol, g.First, g.Last)
+			err = h.freeName(tx, fmt.Sprintf("%shostnames[%d]", prefix, i), tok.Tenant, p)
 		}
 		if err != nil {
 			return err
@@ -182,7 +201,7 @@ func (h *Hub) freeGrants(tx *store.Tx, r *hubv1.CreateInviteRequest, tok *store.
 // newToken makes the secret and puts its public half into tok.
 func (h *Hub) newToken(kind identity.TokenKind, tok *store.Token) (string, error) {
 	var edges []*hubv1.Edge
-	if kind == identity.KindInvite {
+	if kind != identity.KindEdge {
 		edges = h.feed.edges()
 	}
 	token, err := identity.NewToken(kind, h.cfg.URL, [][]byte{h.key.Hash()}, edgeAddresses(edges))
@@ -227,7 +246,7 @@ func (h *Hub) ListInvites(ctx context.Context, size uint32, page string) ([]*hub
 	}
 	var toks []*store.Token
 	err = h.store.Read(ctx, func(tx *store.Tx) (err error) {
-		toks, err = tx.Tokens([]string{string(identity.KindInvite)}, at[0], at[1], int64(n+1))
+		toks, err = tx.FirstTokensOf([]string{string(identity.KindInvite)}, at[0], at[1], int64(n+1))
 		return err
 	})
 	if err != nil {
@@ -253,6 +272,7 @@ func (h *Hub) RevokeInvite(ctx context.Context, idOrName string) (*hubv1.Invite,
 
 func (h *Hub) revoke(ctx context.Context, kind identity.TokenKind, what, idOrName string) (*hubv1.Invite, error) {
 	var tok *store.Token
+	var ended []string
 	err := h.write(ctx, func(tx *store.Tx) (err error) {
 		if tok, err = tx.TokenNamed(string(kind), idOrName); err != nil {
 			return err
@@ -260,15 +280,16 @@ func (h *Hub) revoke(ctx context.Context, kind identity.TokenKind, what, idOrNam
 		if tok.RevokedAt != 0 {
 			return nil
 		}
-		tok.RevokedAt = tx.Now.UnixMilli()
-		if err := tx.RevokeToken(tok.ID); err != nil {
-			return err
-		}
 		if kind == identity.KindEdge {
+			tok.RevokedAt, ended = tx.Now.UnixMilli(), []string{tok.ID}
+			h.tellRevoked(tx, tok.ID)
+			if err := tx.RevokeToken(tok.ID); err != nil {
+				return err
+			}
 			return dropEdges(tx, func(e *store.Edge) bool { return e.TokenID == tok.ID })
 		}
-		tx.Changed("credential/" + tok.ID)
-		return h.dropToken(tx, tok.ID)
+		ended, err = h.revokeAll(tx, tok)
+		return err
 	})
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, notFound(what, idOrName, "list them with adit "+what+" list")
@@ -276,8 +297,28 @@ func (h *Hub) revoke(ctx context.Context, kind identity.TokenKind, what, idOrNam
 	if err != nil {
 		return nil, err
 	}
-	h.revoked(tok.ID)
+	for _, id := range ended {
+		h.revoked(id)
+	}
 	return h.invite(tok), nil
+}
+
+// revokeAll ends every token of an agent or invite and takes what its replicas declared.
+func (h *Hub) revokeAll(tx *store.Tx, first *store.Token) (ended []string, err error) {
+	group, err := tx.TokenGroup(first.ID)
+	if err != nil {
+		return nil, err
+	}
+	first.RevokedAt = tx.Now.UnixMilli()
+	for _, t := range group {
+		if err := tx.RevokeToken(t.ID); err != nil {
+			return nil, err
+		}
+		tx.Changed("credential/" + t.ID)
+		h.tellRevoked(tx, t.ID)
+		ended = append(ended, t.ID)
+	}
+	return ended, h.dropToken(tx, first.ID)
 }
 
 func (h *Hub) invite(t *store.Token) *hubv1.Invite {
@@ -309,11 +350,32 @@ func grantOf(t *store.Token) *hubv1.Grant {
 }
 
 func credentialOf(t *store.Token) *hubv1.Credential {
-	return &hubv1.Credential{
+	c := &hubv1.Credential{
 		TokenId: t.ID, Tenant: t.Tenant, Name: t.Name, Kind: t.Kind, Ed25519Public: t.Ed25519, Mldsa65Public: t.MLDSA65,
 		ExpiresAt: stamp(t.ExpiresAt), Revoked: t.RevokedAt != 0, ExpiresSessions: t.ExpiresSessions,
-		MaxReplicas: uint32(t.MaxReplicas), From: t.From(), Grant: grantOf(t),
+		MaxReplicas: uint32(t.MaxReplicas), From: t.From(), Grant: grantOf(t), Disabled: t.Disabled, MemberOf: t.MemberOf,
 	}
+	if t.EndsAt != 0 && (t.ExpiresAt == 0 || t.EndsAt < t.ExpiresAt) {
+		c.ExpiresAt, c.ExpiresSessions = stamp(t.EndsAt), true
+	}
+	return c
+}
+
+// firstToken is the id of the agent or invite that t is a token of.
+func firstToken(t *store.Token) string {
+	if t.MemberOf != "" {
+		return t.MemberOf
+	}
+	return t.ID
+}
+
+// ownerOf is the same of a credential: what declares, serves and reports is known by it, whichever
+// token it came with.
+func ownerOf(c *hubv1.Credential) string {
+	if c.GetMemberOf() != "" {
+		return c.GetMemberOf()
+	}
+	return c.GetTokenId()
 }
 
 func stamp(ms int64) *timestamppb.Timestamp {

@@ -190,7 +190,7 @@ func (h *Hub) freeName(tx *store.Tx, field, tenant string, p hostname.Pattern) e
 				fmt.Sprintf("use --tenant %s, or choose another name", g.Tenant))
 		}
 	}
-	return nil
+	return h.overlapsTunnel(tx, field, tenant, p)
 }
 
 // nameTaken names who holds what overlaps with p.

@@ -34,6 +34,9 @@ func (h *Hub) Report(ctx context.Context, c *hublink.Caller, r *hubv1.ReportRequ
 	if c.Role == wirev1.Role_ROLE_EDGE {
 		return h.reportEdge(ctx, edgeCaller{c.NodeKey, c.Credential.GetTokenId()}, r)
 	}
+	if len(r.GetAnswers()) > 0 {
+		return h.answered(ctx, keyOf(c).token, r.GetAnswers())
+	}
 	h.presence.agent(keyOf(c), h.cfg.Now(), func(a *agentPresence) {
 		a.tunnels, a.draining, a.software, a.hostName = r.GetTunnels(), r.GetDraining(), r.GetSoftware(), c.HostName
 	})
@@ -41,7 +44,7 @@ func (h *Hub) Report(ctx context.Context, c *hublink.Caller, r *hubv1.ReportRequ
 }
 
 func keyOf(c *hublink.Caller) replicaKey {
-	return replicaKey{c.Credential.GetTokenId(), hex.EncodeToString(c.ReplicaID)}
+	return replicaKey{ownerOf(c.Credential), hex.EncodeToString(c.ReplicaID)}
 }
 
 func (h *Hub) reportEdge(ctx context.Context, e edgeCaller, r *hubv1.ReportRequest) error {
@@ -58,7 +61,7 @@ func (h *Hub) reportEdge(ctx context.Context, e edgeCaller, r *hubv1.ReportReque
 		return err
 	}
 	switch {
-	case known == nil || !proto.Equal(known, spec):
+	case known == nil || known.GetDraining() != spec.GetDraining() || !proto.Equal(known.GetAddress(), spec.GetAddress()):
 		if err := h.putEdge(ctx, e, spec, r.GetSoftware()); err != nil {
 			return err
 		}
@@ -68,6 +71,9 @@ func (h *Hub) reportEdge(ctx context.Context, e edgeCaller, r *hubv1.ReportReque
 		}
 	}
 	h.presence.edge(id, h.cfg.Now(), r)
+	if err := h.noteHolders(ctx, id, r); err != nil {
+		h.log.Warn("the holders of enrolments at an edge were not noted", "edge", id, "error", err)
+	}
 	h.traffic.add(id, h.cfg.Now(), r.GetTraffic())
 	return nil
 }
@@ -112,6 +118,9 @@ func (h *Hub) putEdge(ctx context.Context, e edgeCaller, spec *hubv1.Edge, softw
 	var gone []string
 	err = h.write(ctx, func(tx *store.Tx) error {
 		gone = nil
+		if err := notRemoved(tx, id); err != nil {
+			return err
+		}
 		edges, err := tx.Edges()
 		if err != nil {
 			return err

@@ -30,10 +30,12 @@ func (h *Hub) deleteTunnel(tx *store.Tx, id string) error {
 	if err != nil {
 		return err
 	}
-	if t.Hostname.Valid {
-		if err := tx.Hold(store.Held{Name: t.Hostname.String, Tenant: t.Tenant, Until: tx.Now.Add(holdNames).UnixMilli()}); err != nil {
-			return err
-		}
+	spec := &hubv1.Tunnel{}
+	if err := proto.Unmarshal(t.Spec, spec); err != nil {
+		return err
+	}
+	if err := h.freed(tx, spec, false); err != nil {
+		return err
 	}
 	if err := tx.ReleaseDeclarations(id); err != nil {
 		return err
@@ -295,11 +297,12 @@ func (h *Hub) statuses(ctx context.Context, ts []*hubv1.Tunnel) ([]*hubv1.Tunnel
 	}
 	out, at := make([]*hubv1.TunnelStatus, len(ts)), h.front()
 	for i, t := range ts {
-		s := &hubv1.TunnelStatus{Tunnel: t, Url: at.url(t), Replicas: uint32(serving[t.GetId()])}
+		s := &hubv1.TunnelStatus{Tunnel: withoutPassword(t), Url: at.url(t), Replicas: uint32(serving[t.GetId()])}
 		s.Conflicts = conflicts[t.GetHostname()]
 		if t.GetHostname() == "" {
 			s.Conflicts = conflicts[protocolOf(t.GetKind())+":"+strconv.Itoa(int(t.GetPort()))]
 		}
+		h.describeManaged(s)
 		h.state(s, declared[t.GetId()])
 		out[i] = s
 	}
@@ -319,6 +322,10 @@ func addressKey(e *hubv1.DeclaredTunnel) string {
 
 func (h *Hub) state(s *hubv1.TunnelStatus, declared bool) {
 	id := s.GetTunnel().GetId()
+	if s.GetTunnel().GetDisabled() {
+		s.State, s.Reason, s.Detail = "offline", string(reason.Disabled), "it is switched off"
+		return
+	}
 	p := h.presence.portProblem(id, h.cfg.Now())
 	if p != nil && p.fatal() {
 		s.State, s.Reason, s.Detail = "problem", string(reason.PortUnavailable), p.String()
@@ -338,6 +345,8 @@ func (h *Hub) state(s *hubv1.TunnelStatus, declared bool) {
 		if p != nil {
 			s.Detail = p.served() + "; " + p.String()
 		}
+	case s.GetTunnel().GetSource() == sourceManaged:
+		h.managedState(s)
 	case declared:
 		s.State, s.Reason, s.Detail = "pending", string(reason.Pending), "declared, but no edge has a session that serves it yet"
 	default:

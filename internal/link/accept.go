@@ -65,6 +65,13 @@ func (a *Acceptor) acceptSession(o *wirev1.Opening, b *binding) (*session, *reas
 		return nil, reason.Wrap(err, reason.ProofInvalid, reason.HopEdge, "no node key")
 	}
 	a.probeSiblings(o)
+	if a.cfg.Enrol != nil {
+		done, e := a.cfg.Enrol(a.ctx, o)
+		if e != nil {
+			return nil, e
+		}
+		defer done()
+	}
 	key := replicaKey{node: string(node), replica: string(o.ReplicaId), token: string(o.TokenId)}
 
 	a.mu.Lock()
@@ -95,6 +102,9 @@ func (a *Acceptor) join(r *Replica, o *wirev1.Opening, b *binding) (*session, *r
 		return nil, reason.Wrap(err, reason.ProofInvalid, reason.HopEdge, "no exported key")
 	}
 	s.raw = raw
+	if err := s.shareSocket(b.shared, b.cs, false); err != nil {
+		return nil, reason.Wrap(err, reason.ProofInvalid, reason.HopEdge, "no exported key")
+	}
 	a.mu.Lock()
 	if r.gone || !r.pair.add(s) {
 		a.mu.Unlock()
@@ -102,9 +112,6 @@ func (a *Acceptor) join(r *Replica, o *wirev1.Opening, b *binding) (*session, *r
 	}
 	r.lastSession = time.Time{}
 	a.raw[raw.id] = s
-	if err := s.shareSocket(b.shared, b.cs, false); err != nil {
-		return nil, reason.Wrap(err, reason.ProofInvalid, reason.HopEdge, "no exported key")
-	}
 	a.mu.Unlock()
 	// The session is known before the agent is, so that its first lane finds it.
 	if err := opening.Accept(b.ctl, o, a.cfg.Edges()); err != nil {

@@ -27,6 +27,12 @@ type AcceptorConfig struct {
 	// Admit looks up the token of an opening that comes from remote. The acceptor checks the
 	// proof itself.
 	Admit func(o *wirev1.Opening, remote netip.AddrPort) Admission
+	// Enrol is asked after the proof of an opening, before its session exists; it may wait a few
+	// seconds, until ctx ends. Done is called when the session exists or has failed. Nil = all may.
+	Enrol func(ctx context.Context, o *wirev1.Opening) (done func(), refusal *reason.Error)
+	// Health is called when a replica names the origins that fail its checks (the full set). Nil =
+	// nobody wants to know.
+	Health func(r *Replica, failing []*wirev1.TunnelHealth)
 	// Edges is the list given to agents in replies.
 	Edges func() []*wirev1.EdgeAddress
 	// Serve is called when a replica names the full set of tunnels it serves now; it answers one
@@ -312,6 +318,11 @@ func (a *Acceptor) dropLocked(r *Replica) {
 // Recheck asks admitted for every token with live replicas (after revocations arrived) and
 // closes the sessions and lanes of those no longer admitted.
 func (a *Acceptor) Recheck(admitted func(tokenID string) *reason.Error) {
+	a.Dismiss(func(r *Replica) *reason.Error { return admitted(r.TokenID()) })
+}
+
+// Dismiss closes the sessions and lanes of replicas for which why says a reason.
+func (a *Acceptor) Dismiss(why func(r *Replica) *reason.Error) {
 	a.mu.Lock()
 	all := make([]*Replica, 0, len(a.replicas))
 	for _, r := range a.replicas {
@@ -319,7 +330,7 @@ func (a *Acceptor) Recheck(admitted func(tokenID string) *reason.Error) {
 	}
 	a.mu.Unlock()
 	for _, r := range all {
-		e := admitted(r.TokenID())
+		e := why(r)
 		if e == nil {
 			continue
 		}

@@ -74,6 +74,7 @@ type Connector struct {
 	serve    []string
 	serveSet bool
 	serveSeq uint64
+	health   []*wirev1.TunnelHealth // nil = never told, and nothing to tell
 	draining bool
 	lastErr  error
 	lastAt   time.Time
@@ -230,10 +231,10 @@ func (c *Connector) connect(ctx context.Context, carriers []string, mode wirev1.
 	if s.raw, err = newRawKey(d.cs); err != nil {
 		c.log.Debug("no raw lanes", "error", err)
 	}
-	if !c.pair.add(s) {
 	if err := s.shareSocket(d.shared, d.cs, true); err != nil {
 		c.log.Debug("datagrams go by QUIC", "error", err)
 	}
+	if !c.pair.add(s) {
 		d.close(nil)
 		return nil, errors.New("the connector is closed")
 	}
@@ -248,6 +249,7 @@ func (c *Connector) connect(ctx context.Context, carriers []string, mode wirev1.
 		c.sendDrain(s)
 	}
 	c.sendServe(s)
+	c.sendHealth(s)
 	c.lanes.sendLimit(s)
 	c.raw.wake()
 	if c.cfg.OnEdges != nil && len(d.reply.GetEdges()) > 0 {
@@ -298,6 +300,28 @@ func (c *Connector) sendServe(s *session) {
 	}
 	c.serveSeq++
 	s.send(&wirev1.Control{Message: &wirev1.Control_Serve{Serve: &wirev1.Serve{Sequence: c.serveSeq, TunnelIds: c.serve}}})
+}
+
+// Health sets which origins fail the agent's checks (the full set); sent now and with every session.
+func (c *Connector) Health(failing []*wirev1.TunnelHealth) {
+	c.mu.Lock()
+	if len(failing) == 0 && c.health == nil {
+		c.mu.Unlock()
+		return
+	}
+	c.health = append([]*wirev1.TunnelHealth{}, failing...)
+	c.mu.Unlock()
+	for _, s := range c.pair.all() {
+		c.sendHealth(s)
+	}
+}
+
+func (c *Connector) sendHealth(s *session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.health != nil {
+		s.send(&wirev1.Control{Message: &wirev1.Control_Health{Health: &wirev1.Health{Tunnels: c.health}}})
+	}
 }
 
 // Drain announces that this replica ends. Running streams go on; Run's context ends them.

@@ -303,6 +303,10 @@ func (r *Replica) control(s *session, m *wirev1.Control) {
 		}
 	case *wirev1.Control_RawAnswer:
 		r.rawAnswered(f.RawAnswer)
+	case *wirev1.Control_Health:
+		if r.acceptor.cfg.Health != nil {
+			r.acceptor.cfg.Health(r, f.Health.Tunnels)
+		}
 	case *wirev1.Control_LaneLimit:
 		r.lanes.setLimit(int(min(f.LaneLimit.Lanes, lanesAlone)))
 	}

@@ -62,7 +62,13 @@ const (
 	HubUnreachable     Code = "hub_unreachable"
 	StoreUnavailable   Code = "store_unavailable"
 	NotFound           Code = "not_found"
-	Unauthenticated    Code = "unauthenticated"
+	// VersionConflict: two writers, and the other one was first. InUse: others depend on it.
+	VersionConflict Code = "version_conflict"
+	InUse           Code = "in_use"
+	// Standby: another process holds the enrolment. Disabled: switched off.
+	Standby         Code = "standby"
+	Disabled        Code = "disabled"
+	Unauthenticated Code = "unauthenticated"
 )
 
 // Hops of a request, in order.

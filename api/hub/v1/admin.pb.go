@@ -2450,8 +2450,12 @@ type Agent struct {
 	HolderSince   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=holder_since,json=holderSince,proto3" json:"holder_since,omitempty"`
 	// A token of it that ends: rotation.
 	OldTokenExpiresAt *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=old_token_expires_at,json=oldTokenExpiresAt,proto3" json:"old_token_expires_at,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// What it may declare itself, and the source networks of its token; none = any.
+	Grant         *Grant   `protobuf:"bytes,13,opt,name=grant,proto3" json:"grant,omitempty"`
+	From          []string `protobuf:"bytes,14,rep,name=from,proto3" json:"from,omitempty"`
+	HolderHost    string   `protobuf:"bytes,15,opt,name=holder_host,json=holderHost,proto3" json:"holder_host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Agent) Reset() {
@@ -2566,6 +2570,27 @@ func (x *Agent) GetOldTokenExpiresAt() *timestamppb.Timestamp {
 		return x.OldTokenExpiresAt
 	}
 	return nil
+}
+
+func (x *Agent) GetGrant() *Grant {
+	if x != nil {
+		return x.Grant
+	}
+	return nil
+}
+
+func (x *Agent) GetFrom() []string {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *Agent) GetHolderHost() string {
+	if x != nil {
+		return x.HolderHost
+	}
+	return ""
 }
 
 type Replica struct {
@@ -4632,7 +4657,7 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x16\n" +
 	"\x06ticket\x18\x02 \x01(\tR\x06ticket\x129\n" +
 	"\n" +
-	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xff\x03\n" +
+	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xde\x04\n" +
 	"\x05Agent\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -4648,7 +4673,11 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\x0eholder_replica\x18\n" +
 	" \x01(\tR\rholderReplica\x12=\n" +
 	"\fholder_since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\vholderSince\x12K\n" +
-	"\x14old_token_expires_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x11oldTokenExpiresAt\"\x84\x03\n" +
+	"\x14old_token_expires_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x11oldTokenExpiresAt\x12(\n" +
+	"\x05grant\x18\r \x01(\v2\x12.adit.hub.v1.GrantR\x05grant\x12\x12\n" +
+	"\x04from\x18\x0e \x03(\tR\x04from\x12\x1f\n" +
+	"\vholder_host\x18\x0f \x01(\tR\n" +
+	"holderHost\"\x84\x03\n" +
 	"\aReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\thost_name\x18\x02 \x01(\tR\bhostName\x12\x1a\n" +
@@ -4979,104 +5008,105 @@ var file_hub_v1_admin_proto_depIdxs = []int32{
 	79,  // 41: adit.hub.v1.Agent.last_seen_at:type_name -> google.protobuf.Timestamp
 	79,  // 42: adit.hub.v1.Agent.holder_since:type_name -> google.protobuf.Timestamp
 	79,  // 43: adit.hub.v1.Agent.old_token_expires_at:type_name -> google.protobuf.Timestamp
-	79,  // 44: adit.hub.v1.Replica.last_seen:type_name -> google.protobuf.Timestamp
-	89,  // 45: adit.hub.v1.Replica.sessions:type_name -> adit.hub.v1.SessionReport
-	83,  // 46: adit.hub.v1.Replica.verdicts:type_name -> adit.hub.v1.Verdict
-	90,  // 47: adit.hub.v1.Replica.tunnels:type_name -> adit.hub.v1.TunnelReport
-	42,  // 48: adit.hub.v1.ListAgentsResponse.agents:type_name -> adit.hub.v1.Agent
-	42,  // 49: adit.hub.v1.GetAgentResponse.agent:type_name -> adit.hub.v1.Agent
-	91,  // 50: adit.hub.v1.Port.kind:type_name -> adit.wire.v1.Kind
-	48,  // 51: adit.hub.v1.ListPortsResponse.ports:type_name -> adit.hub.v1.Port
-	91,  // 52: adit.hub.v1.ReservePortRequest.kind:type_name -> adit.wire.v1.Kind
-	48,  // 53: adit.hub.v1.ReservePortResponse.port:type_name -> adit.hub.v1.Port
-	91,  // 54: adit.hub.v1.ReleasePortRequest.kind:type_name -> adit.wire.v1.Kind
-	79,  // 55: adit.hub.v1.EdgeInvite.created_at:type_name -> google.protobuf.Timestamp
-	79,  // 56: adit.hub.v1.EdgeInvite.expires_at:type_name -> google.protobuf.Timestamp
-	55,  // 57: adit.hub.v1.ListEdgeInvitesResponse.invites:type_name -> adit.hub.v1.EdgeInvite
-	70,  // 58: adit.hub.v1.DrainEdgeResponse.edge:type_name -> adit.hub.v1.EdgeStatus
-	79,  // 59: adit.hub.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
-	63,  // 60: adit.hub.v1.Tenant.held:type_name -> adit.hub.v1.HeldName
-	79,  // 61: adit.hub.v1.HeldName.until:type_name -> google.protobuf.Timestamp
-	62,  // 62: adit.hub.v1.ListTenantsResponse.tenants:type_name -> adit.hub.v1.Tenant
-	79,  // 63: adit.hub.v1.InviteEdgeRequest.expires_at:type_name -> google.protobuf.Timestamp
-	92,  // 64: adit.hub.v1.EdgeStatus.edge:type_name -> adit.hub.v1.Edge
-	79,  // 65: adit.hub.v1.EdgeStatus.last_seen:type_name -> google.protobuf.Timestamp
-	70,  // 66: adit.hub.v1.ListEdgesResponse.edges:type_name -> adit.hub.v1.EdgeStatus
-	79,  // 67: adit.hub.v1.GetServerResponse.time:type_name -> google.protobuf.Timestamp
-	70,  // 68: adit.hub.v1.GetServerResponse.edges:type_name -> adit.hub.v1.EdgeStatus
-	5,   // 69: adit.hub.v1.InviteService.CreateInvite:input_type -> adit.hub.v1.CreateInviteRequest
-	7,   // 70: adit.hub.v1.InviteService.ListInvites:input_type -> adit.hub.v1.ListInvitesRequest
-	9,   // 71: adit.hub.v1.InviteService.GetInvite:input_type -> adit.hub.v1.GetInviteRequest
-	11,  // 72: adit.hub.v1.InviteService.RevokeInvite:input_type -> adit.hub.v1.RevokeInviteRequest
-	0,   // 73: adit.hub.v1.InviteService.UpdateInvite:input_type -> adit.hub.v1.UpdateInviteRequest
-	2,   // 74: adit.hub.v1.InviteService.RotateInvite:input_type -> adit.hub.v1.RotateInviteRequest
-	20,  // 75: adit.hub.v1.TunnelService.ListTunnels:input_type -> adit.hub.v1.ListTunnelsRequest
-	22,  // 76: adit.hub.v1.TunnelService.GetTunnel:input_type -> adit.hub.v1.GetTunnelRequest
-	13,  // 77: adit.hub.v1.TunnelService.CreateTunnel:input_type -> adit.hub.v1.CreateTunnelRequest
-	15,  // 78: adit.hub.v1.TunnelService.UpdateTunnel:input_type -> adit.hub.v1.UpdateTunnelRequest
-	17,  // 79: adit.hub.v1.TunnelService.DeleteTunnel:input_type -> adit.hub.v1.DeleteTunnelRequest
-	44,  // 80: adit.hub.v1.AgentService.ListAgents:input_type -> adit.hub.v1.ListAgentsRequest
-	46,  // 81: adit.hub.v1.AgentService.GetAgent:input_type -> adit.hub.v1.GetAgentRequest
-	24,  // 82: adit.hub.v1.AgentService.CreateAgent:input_type -> adit.hub.v1.CreateAgentRequest
-	26,  // 83: adit.hub.v1.AgentService.DeleteAgent:input_type -> adit.hub.v1.DeleteAgentRequest
-	28,  // 84: adit.hub.v1.AgentService.RotateAgent:input_type -> adit.hub.v1.RotateAgentRequest
-	30,  // 85: adit.hub.v1.AgentService.SetAgentEnabled:input_type -> adit.hub.v1.SetAgentEnabledRequest
-	32,  // 86: adit.hub.v1.AgentService.DrainAgent:input_type -> adit.hub.v1.DrainAgentRequest
-	34,  // 87: adit.hub.v1.AgentService.ListServices:input_type -> adit.hub.v1.ListServicesRequest
-	36,  // 88: adit.hub.v1.AgentService.Preflight:input_type -> adit.hub.v1.PreflightRequest
-	38,  // 89: adit.hub.v1.AgentService.Logs:input_type -> adit.hub.v1.LogsRequest
-	40,  // 90: adit.hub.v1.AgentService.OpenForward:input_type -> adit.hub.v1.OpenForwardRequest
-	49,  // 91: adit.hub.v1.PortService.ListPorts:input_type -> adit.hub.v1.ListPortsRequest
-	51,  // 92: adit.hub.v1.PortService.ReservePort:input_type -> adit.hub.v1.ReservePortRequest
-	53,  // 93: adit.hub.v1.PortService.ReleasePort:input_type -> adit.hub.v1.ReleasePortRequest
-	68,  // 94: adit.hub.v1.EdgeService.InviteEdge:input_type -> adit.hub.v1.InviteEdgeRequest
-	71,  // 95: adit.hub.v1.EdgeService.ListEdges:input_type -> adit.hub.v1.ListEdgesRequest
-	73,  // 96: adit.hub.v1.EdgeService.RevokeEdgeInvite:input_type -> adit.hub.v1.RevokeEdgeInviteRequest
-	56,  // 97: adit.hub.v1.EdgeService.ListEdgeInvites:input_type -> adit.hub.v1.ListEdgeInvitesRequest
-	58,  // 98: adit.hub.v1.EdgeService.DrainEdge:input_type -> adit.hub.v1.DrainEdgeRequest
-	60,  // 99: adit.hub.v1.EdgeService.RemoveEdge:input_type -> adit.hub.v1.RemoveEdgeRequest
-	64,  // 100: adit.hub.v1.TenantService.ListTenants:input_type -> adit.hub.v1.ListTenantsRequest
-	66,  // 101: adit.hub.v1.TenantService.ReleaseName:input_type -> adit.hub.v1.ReleaseNameRequest
-	75,  // 102: adit.hub.v1.ServerService.GetServer:input_type -> adit.hub.v1.GetServerRequest
-	6,   // 103: adit.hub.v1.InviteService.CreateInvite:output_type -> adit.hub.v1.CreateInviteResponse
-	8,   // 104: adit.hub.v1.InviteService.ListInvites:output_type -> adit.hub.v1.ListInvitesResponse
-	10,  // 105: adit.hub.v1.InviteService.GetInvite:output_type -> adit.hub.v1.GetInviteResponse
-	12,  // 106: adit.hub.v1.InviteService.RevokeInvite:output_type -> adit.hub.v1.RevokeInviteResponse
-	1,   // 107: adit.hub.v1.InviteService.UpdateInvite:output_type -> adit.hub.v1.UpdateInviteResponse
-	3,   // 108: adit.hub.v1.InviteService.RotateInvite:output_type -> adit.hub.v1.RotateInviteResponse
-	21,  // 109: adit.hub.v1.TunnelService.ListTunnels:output_type -> adit.hub.v1.ListTunnelsResponse
-	23,  // 110: adit.hub.v1.TunnelService.GetTunnel:output_type -> adit.hub.v1.GetTunnelResponse
-	14,  // 111: adit.hub.v1.TunnelService.CreateTunnel:output_type -> adit.hub.v1.CreateTunnelResponse
-	16,  // 112: adit.hub.v1.TunnelService.UpdateTunnel:output_type -> adit.hub.v1.UpdateTunnelResponse
-	18,  // 113: adit.hub.v1.TunnelService.DeleteTunnel:output_type -> adit.hub.v1.DeleteTunnelResponse
-	45,  // 114: adit.hub.v1.AgentService.ListAgents:output_type -> adit.hub.v1.ListAgentsResponse
-	47,  // 115: adit.hub.v1.AgentService.GetAgent:output_type -> adit.hub.v1.GetAgentResponse
-	25,  // 116: adit.hub.v1.AgentService.CreateAgent:output_type -> adit.hub.v1.CreateAgentResponse
-	27,  // 117: adit.hub.v1.AgentService.DeleteAgent:output_type -> adit.hub.v1.DeleteAgentResponse
-	29,  // 118: adit.hub.v1.AgentService.RotateAgent:output_type -> adit.hub.v1.RotateAgentResponse
-	31,  // 119: adit.hub.v1.AgentService.SetAgentEnabled:output_type -> adit.hub.v1.SetAgentEnabledResponse
-	33,  // 120: adit.hub.v1.AgentService.DrainAgent:output_type -> adit.hub.v1.DrainAgentResponse
-	35,  // 121: adit.hub.v1.AgentService.ListServices:output_type -> adit.hub.v1.ListServicesResponse
-	37,  // 122: adit.hub.v1.AgentService.Preflight:output_type -> adit.hub.v1.PreflightResponse
-	39,  // 123: adit.hub.v1.AgentService.Logs:output_type -> adit.hub.v1.LogsResponse
-	41,  // 124: adit.hub.v1.AgentService.OpenForward:output_type -> adit.hub.v1.OpenForwardResponse
-	50,  // 125: adit.hub.v1.PortService.ListPorts:output_type -> adit.hub.v1.ListPortsResponse
-	52,  // 126: adit.hub.v1.PortService.ReservePort:output_type -> adit.hub.v1.ReservePortResponse
-	54,  // 127: adit.hub.v1.PortService.ReleasePort:output_type -> adit.hub.v1.ReleasePortResponse
-	69,  // 128: adit.hub.v1.EdgeService.InviteEdge:output_type -> adit.hub.v1.InviteEdgeResponse
-	72,  // 129: adit.hub.v1.EdgeService.ListEdges:output_type -> adit.hub.v1.ListEdgesResponse
-	74,  // 130: adit.hub.v1.EdgeService.RevokeEdgeInvite:output_type -> adit.hub.v1.RevokeEdgeInviteResponse
-	57,  // 131: adit.hub.v1.EdgeService.ListEdgeInvites:output_type -> adit.hub.v1.ListEdgeInvitesResponse
-	59,  // 132: adit.hub.v1.EdgeService.DrainEdge:output_type -> adit.hub.v1.DrainEdgeResponse
-	61,  // 133: adit.hub.v1.EdgeService.RemoveEdge:output_type -> adit.hub.v1.RemoveEdgeResponse
-	65,  // 134: adit.hub.v1.TenantService.ListTenants:output_type -> adit.hub.v1.ListTenantsResponse
-	67,  // 135: adit.hub.v1.TenantService.ReleaseName:output_type -> adit.hub.v1.ReleaseNameResponse
-	76,  // 136: adit.hub.v1.ServerService.GetServer:output_type -> adit.hub.v1.GetServerResponse
-	103, // [103:137] is the sub-list for method output_type
-	69,  // [69:103] is the sub-list for method input_type
-	69,  // [69:69] is the sub-list for extension type_name
-	69,  // [69:69] is the sub-list for extension extendee
-	0,   // [0:69] is the sub-list for field type_name
+	80,  // 44: adit.hub.v1.Agent.grant:type_name -> adit.hub.v1.Grant
+	79,  // 45: adit.hub.v1.Replica.last_seen:type_name -> google.protobuf.Timestamp
+	89,  // 46: adit.hub.v1.Replica.sessions:type_name -> adit.hub.v1.SessionReport
+	83,  // 47: adit.hub.v1.Replica.verdicts:type_name -> adit.hub.v1.Verdict
+	90,  // 48: adit.hub.v1.Replica.tunnels:type_name -> adit.hub.v1.TunnelReport
+	42,  // 49: adit.hub.v1.ListAgentsResponse.agents:type_name -> adit.hub.v1.Agent
+	42,  // 50: adit.hub.v1.GetAgentResponse.agent:type_name -> adit.hub.v1.Agent
+	91,  // 51: adit.hub.v1.Port.kind:type_name -> adit.wire.v1.Kind
+	48,  // 52: adit.hub.v1.ListPortsResponse.ports:type_name -> adit.hub.v1.Port
+	91,  // 53: adit.hub.v1.ReservePortRequest.kind:type_name -> adit.wire.v1.Kind
+	48,  // 54: adit.hub.v1.ReservePortResponse.port:type_name -> adit.hub.v1.Port
+	91,  // 55: adit.hub.v1.ReleasePortRequest.kind:type_name -> adit.wire.v1.Kind
+	79,  // 56: adit.hub.v1.EdgeInvite.created_at:type_name -> google.protobuf.Timestamp
+	79,  // 57: adit.hub.v1.EdgeInvite.expires_at:type_name -> google.protobuf.Timestamp
+	55,  // 58: adit.hub.v1.ListEdgeInvitesResponse.invites:type_name -> adit.hub.v1.EdgeInvite
+	70,  // 59: adit.hub.v1.DrainEdgeResponse.edge:type_name -> adit.hub.v1.EdgeStatus
+	79,  // 60: adit.hub.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
+	63,  // 61: adit.hub.v1.Tenant.held:type_name -> adit.hub.v1.HeldName
+	79,  // 62: adit.hub.v1.HeldName.until:type_name -> google.protobuf.Timestamp
+	62,  // 63: adit.hub.v1.ListTenantsResponse.tenants:type_name -> adit.hub.v1.Tenant
+	79,  // 64: adit.hub.v1.InviteEdgeRequest.expires_at:type_name -> google.protobuf.Timestamp
+	92,  // 65: adit.hub.v1.EdgeStatus.edge:type_name -> adit.hub.v1.Edge
+	79,  // 66: adit.hub.v1.EdgeStatus.last_seen:type_name -> google.protobuf.Timestamp
+	70,  // 67: adit.hub.v1.ListEdgesResponse.edges:type_name -> adit.hub.v1.EdgeStatus
+	79,  // 68: adit.hub.v1.GetServerResponse.time:type_name -> google.protobuf.Timestamp
+	70,  // 69: adit.hub.v1.GetServerResponse.edges:type_name -> adit.hub.v1.EdgeStatus
+	5,   // 70: adit.hub.v1.InviteService.CreateInvite:input_type -> adit.hub.v1.CreateInviteRequest
+	7,   // 71: adit.hub.v1.InviteService.ListInvites:input_type -> adit.hub.v1.ListInvitesRequest
+	9,   // 72: adit.hub.v1.InviteService.GetInvite:input_type -> adit.hub.v1.GetInviteRequest
+	11,  // 73: adit.hub.v1.InviteService.RevokeInvite:input_type -> adit.hub.v1.RevokeInviteRequest
+	0,   // 74: adit.hub.v1.InviteService.UpdateInvite:input_type -> adit.hub.v1.UpdateInviteRequest
+	2,   // 75: adit.hub.v1.InviteService.RotateInvite:input_type -> adit.hub.v1.RotateInviteRequest
+	20,  // 76: adit.hub.v1.TunnelService.ListTunnels:input_type -> adit.hub.v1.ListTunnelsRequest
+	22,  // 77: adit.hub.v1.TunnelService.GetTunnel:input_type -> adit.hub.v1.GetTunnelRequest
+	13,  // 78: adit.hub.v1.TunnelService.CreateTunnel:input_type -> adit.hub.v1.CreateTunnelRequest
+	15,  // 79: adit.hub.v1.TunnelService.UpdateTunnel:input_type -> adit.hub.v1.UpdateTunnelRequest
+	17,  // 80: adit.hub.v1.TunnelService.DeleteTunnel:input_type -> adit.hub.v1.DeleteTunnelRequest
+	44,  // 81: adit.hub.v1.AgentService.ListAgents:input_type -> adit.hub.v1.ListAgentsRequest
+	46,  // 82: adit.hub.v1.AgentService.GetAgent:input_type -> adit.hub.v1.GetAgentRequest
+	24,  // 83: adit.hub.v1.AgentService.CreateAgent:input_type -> adit.hub.v1.CreateAgentRequest
+	26,  // 84: adit.hub.v1.AgentService.DeleteAgent:input_type -> adit.hub.v1.DeleteAgentRequest
+	28,  // 85: adit.hub.v1.AgentService.RotateAgent:input_type -> adit.hub.v1.RotateAgentRequest
+	30,  // 86: adit.hub.v1.AgentService.SetAgentEnabled:input_type -> adit.hub.v1.SetAgentEnabledRequest
+	32,  // 87: adit.hub.v1.AgentService.DrainAgent:input_type -> adit.hub.v1.DrainAgentRequest
+	34,  // 88: adit.hub.v1.AgentService.ListServices:input_type -> adit.hub.v1.ListServicesRequest
+	36,  // 89: adit.hub.v1.AgentService.Preflight:input_type -> adit.hub.v1.PreflightRequest
+	38,  // 90: adit.hub.v1.AgentService.Logs:input_type -> adit.hub.v1.LogsRequest
+	40,  // 91: adit.hub.v1.AgentService.OpenForward:input_type -> adit.hub.v1.OpenForwardRequest
+	49,  // 92: adit.hub.v1.PortService.ListPorts:input_type -> adit.hub.v1.ListPortsRequest
+	51,  // 93: adit.hub.v1.PortService.ReservePort:input_type -> adit.hub.v1.ReservePortRequest
+	53,  // 94: adit.hub.v1.PortService.ReleasePort:input_type -> adit.hub.v1.ReleasePortRequest
+	68,  // 95: adit.hub.v1.EdgeService.InviteEdge:input_type -> adit.hub.v1.InviteEdgeRequest
+	71,  // 96: adit.hub.v1.EdgeService.ListEdges:input_type -> adit.hub.v1.ListEdgesRequest
+	73,  // 97: adit.hub.v1.EdgeService.RevokeEdgeInvite:input_type -> adit.hub.v1.RevokeEdgeInviteRequest
+	56,  // 98: adit.hub.v1.EdgeService.ListEdgeInvites:input_type -> adit.hub.v1.ListEdgeInvitesRequest
+	58,  // 99: adit.hub.v1.EdgeService.DrainEdge:input_type -> adit.hub.v1.DrainEdgeRequest
+	60,  // 100: adit.hub.v1.EdgeService.RemoveEdge:input_type -> adit.hub.v1.RemoveEdgeRequest
+	64,  // 101: adit.hub.v1.TenantService.ListTenants:input_type -> adit.hub.v1.ListTenantsRequest
+	66,  // 102: adit.hub.v1.TenantService.ReleaseName:input_type -> adit.hub.v1.ReleaseNameRequest
+	75,  // 103: adit.hub.v1.ServerService.GetServer:input_type -> adit.hub.v1.GetServerRequest
+	6,   // 104: adit.hub.v1.InviteService.CreateInvite:output_type -> adit.hub.v1.CreateInviteResponse
+	8,   // 105: adit.hub.v1.InviteService.ListInvites:output_type -> adit.hub.v1.ListInvitesResponse
+	10,  // 106: adit.hub.v1.InviteService.GetInvite:output_type -> adit.hub.v1.GetInviteResponse
+	12,  // 107: adit.hub.v1.InviteService.RevokeInvite:output_type -> adit.hub.v1.RevokeInviteResponse
+	1,   // 108: adit.hub.v1.InviteService.UpdateInvite:output_type -> adit.hub.v1.UpdateInviteResponse
+	3,   // 109: adit.hub.v1.InviteService.RotateInvite:output_type -> adit.hub.v1.RotateInviteResponse
+	21,  // 110: adit.hub.v1.TunnelService.ListTunnels:output_type -> adit.hub.v1.ListTunnelsResponse
+	23,  // 111: adit.hub.v1.TunnelService.GetTunnel:output_type -> adit.hub.v1.GetTunnelResponse
+	14,  // 112: adit.hub.v1.TunnelService.CreateTunnel:output_type -> adit.hub.v1.CreateTunnelResponse
+	16,  // 113: adit.hub.v1.TunnelService.UpdateTunnel:output_type -> adit.hub.v1.UpdateTunnelResponse
+	18,  // 114: adit.hub.v1.TunnelService.DeleteTunnel:output_type -> adit.hub.v1.DeleteTunnelResponse
+	45,  // 115: adit.hub.v1.AgentService.ListAgents:output_type -> adit.hub.v1.ListAgentsResponse
+	47,  // 116: adit.hub.v1.AgentService.GetAgent:output_type -> adit.hub.v1.GetAgentResponse
+	25,  // 117: adit.hub.v1.AgentService.CreateAgent:output_type -> adit.hub.v1.CreateAgentResponse
+	27,  // 118: adit.hub.v1.AgentService.DeleteAgent:output_type -> adit.hub.v1.DeleteAgentResponse
+	29,  // 119: adit.hub.v1.AgentService.RotateAgent:output_type -> adit.hub.v1.RotateAgentResponse
+	31,  // 120: adit.hub.v1.AgentService.SetAgentEnabled:output_type -> adit.hub.v1.SetAgentEnabledResponse
+	33,  // 121: adit.hub.v1.AgentService.DrainAgent:output_type -> adit.hub.v1.DrainAgentResponse
+	35,  // 122: adit.hub.v1.AgentService.ListServices:output_type -> adit.hub.v1.ListServicesResponse
+	37,  // 123: adit.hub.v1.AgentService.Preflight:output_type -> adit.hub.v1.PreflightResponse
+	39,  // 124: adit.hub.v1.AgentService.Logs:output_type -> adit.hub.v1.LogsResponse
+	41,  // 125: adit.hub.v1.AgentService.OpenForward:output_type -> adit.hub.v1.OpenForwardResponse
+	50,  // 126: adit.hub.v1.PortService.ListPorts:output_type -> adit.hub.v1.ListPortsResponse
+	52,  // 127: adit.hub.v1.PortService.ReservePort:output_type -> adit.hub.v1.ReservePortResponse
+	54,  // 128: adit.hub.v1.PortService.ReleasePort:output_type -> adit.hub.v1.ReleasePortResponse
+	69,  // 129: adit.hub.v1.EdgeService.InviteEdge:output_type -> adit.hub.v1.InviteEdgeResponse
+	72,  // 130: adit.hub.v1.EdgeService.ListEdges:output_type -> adit.hub.v1.ListEdgesResponse
+	74,  // 131: adit.hub.v1.EdgeService.RevokeEdgeInvite:output_type -> adit.hub.v1.RevokeEdgeInviteResponse
+	57,  // 132: adit.hub.v1.EdgeService.ListEdgeInvites:output_type -> adit.hub.v1.ListEdgeInvitesResponse
+	59,  // 133: adit.hub.v1.EdgeService.DrainEdge:output_type -> adit.hub.v1.DrainEdgeResponse
+	61,  // 134: adit.hub.v1.EdgeService.RemoveEdge:output_type -> adit.hub.v1.RemoveEdgeResponse
+	65,  // 135: adit.hub.v1.TenantService.ListTenants:output_type -> adit.hub.v1.ListTenantsResponse
+	67,  // 136: adit.hub.v1.TenantService.ReleaseName:output_type -> adit.hub.v1.ReleaseNameResponse
+	76,  // 137: adit.hub.v1.ServerService.GetServer:output_type -> adit.hub.v1.GetServerResponse
+	104, // [104:138] is the sub-list for method output_type
+	70,  // [70:104] is the sub-list for method input_type
+	70,  // [70:70] is the sub-list for extension type_name
+	70,  // [70:70] is the sub-list for extension extendee
+	0,   // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_admin_proto_init() }

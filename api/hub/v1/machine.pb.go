@@ -393,7 +393,9 @@ type WatchResponse struct {
 	// Keys as resource.Key makes them: "tunnel/ID".
 	Deletes []string `protobuf:"bytes,5,rep,name=deletes,proto3" json:"deletes,omitempty"`
 	// For agents, beside and independent of revisions.
-	Asks          []*Ask `protobuf:"bytes,6,rep,name=asks,proto3" json:"asks,omitempty"`
+	Asks []*Ask `protobuf:"bytes,6,rep,name=asks,proto3" json:"asks,omitempty"`
+	// For agents: what stood in the way of a refused entry may be gone, so declare again.
+	Redeclare     bool `protobuf:"varint,7,opt,name=redeclare,proto3" json:"redeclare,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -470,6 +472,13 @@ func (x *WatchResponse) GetAsks() []*Ask {
 	return nil
 }
 
+func (x *WatchResponse) GetRedeclare() bool {
+	if x != nil {
+		return x.Redeclare
+	}
+	return false
+}
+
 type ReportRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	SentAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
@@ -486,15 +495,18 @@ type ReportRequest struct {
 	Software string          `protobuf:"bytes,7,opt,name=software,proto3" json:"software,omitempty"`
 	// The caller is about to end.
 	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
-	// Agents: answers to what a watch asked.
+	// Agents: answers to what a watch asked. A report with answers carries nothing else.
 	Answers []*Answer `protobuf:"bytes,9,rep,name=answers,proto3" json:"answers,omitempty"`
-	// Agents: what changed of the discovered services; the first report of a process is a snapshot.
+	// Agents: what changed of the discovered services; the first report on a link to the hub is a
+	// snapshot. A report with discovery carries nothing else.
 	Discovery *DiscoveryReport `protobuf:"bytes,10,opt,name=discovery,proto3" json:"discovery,omitempty"`
 	// Agents: see Replica.
 	Capabilities []string `protobuf:"bytes,11,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	Advertised   []string `protobuf:"bytes,12,rep,name=advertised,proto3" json:"advertised,omitempty"`
 	// Edges: what passed since the last report.
-	Traffic       []*TrafficReport `protobuf:"bytes,13,rep,name=traffic,proto3" json:"traffic,omitempty"`
+	Traffic []*TrafficReport `protobuf:"bytes,13,rep,name=traffic,proto3" json:"traffic,omitempty"`
+	// Edges: when this process started. For a while agents of before are on their way back to it.
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -616,6 +628,13 @@ func (x *ReportRequest) GetAdvertised() []string {
 func (x *ReportRequest) GetTraffic() []*TrafficReport {
 	if x != nil {
 		return x.Traffic
+	}
+	return nil
+}
+
+func (x *ReportRequest) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
 	}
 	return nil
 }
@@ -2107,14 +2126,15 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x10\n" +
 	"\x03url\x18\x05 \x01(\tR\x03url\"3\n" +
 	"\fWatchRequest\x12#\n" +
-	"\rfrom_revision\x18\x01 \x01(\x04R\ffromRevision\"\xce\x01\n" +
+	"\rfrom_revision\x18\x01 \x01(\x04R\ffromRevision\"\xec\x01\n" +
 	"\rWatchResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1a\n" +
 	"\bsnapshot\x18\x02 \x01(\bR\bsnapshot\x12\x1a\n" +
 	"\bcomplete\x18\x03 \x01(\bR\bcomplete\x12)\n" +
 	"\x04puts\x18\x04 \x03(\v2\x15.adit.hub.v1.ResourceR\x04puts\x12\x18\n" +
 	"\adeletes\x18\x05 \x03(\tR\adeletes\x12$\n" +
-	"\x04asks\x18\x06 \x03(\v2\x10.adit.hub.v1.AskR\x04asks\"\xc8\x04\n" +
+	"\x04asks\x18\x06 \x03(\v2\x10.adit.hub.v1.AskR\x04asks\x12\x1c\n" +
+	"\tredeclare\x18\a \x01(\bR\tredeclare\"\x83\x05\n" +
 	"\rReportRequest\x123\n" +
 	"\asent_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\x126\n" +
 	"\bsessions\x18\x02 \x03(\v2\x1a.adit.hub.v1.SessionReportR\bsessions\x12-\n" +
@@ -2131,7 +2151,9 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\n" +
 	"advertised\x18\f \x03(\tR\n" +
 	"advertised\x124\n" +
-	"\atraffic\x18\r \x03(\v2\x1a.adit.hub.v1.TrafficReportR\atraffic\"\xea\x01\n" +
+	"\atraffic\x18\r \x03(\v2\x1a.adit.hub.v1.TrafficReportR\atraffic\x129\n" +
+	"\n" +
+	"started_at\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\"\xea\x01\n" +
 	"\x03Ask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x126\n" +
 	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x129\n" +
@@ -2329,36 +2351,37 @@ var file_hub_v1_machine_proto_depIdxs = []int32{
 	10, // 15: adit.hub.v1.ReportRequest.answers:type_name -> adit.hub.v1.Answer
 	17, // 16: adit.hub.v1.ReportRequest.discovery:type_name -> adit.hub.v1.DiscoveryReport
 	20, // 17: adit.hub.v1.ReportRequest.traffic:type_name -> adit.hub.v1.TrafficReport
-	33, // 18: adit.hub.v1.Ask.deadline:type_name -> google.protobuf.Timestamp
-	14, // 19: adit.hub.v1.Ask.preflight:type_name -> adit.hub.v1.PreflightAsk
-	9,  // 20: adit.hub.v1.Ask.logs:type_name -> adit.hub.v1.LogsAsk
-	8,  // 21: adit.hub.v1.Ask.drain:type_name -> adit.hub.v1.DrainAsk
-	15, // 22: adit.hub.v1.Answer.preflight:type_name -> adit.hub.v1.PreflightAnswer
-	12, // 23: adit.hub.v1.Answer.logs:type_name -> adit.hub.v1.LogsAnswer
-	11, // 24: adit.hub.v1.Answer.drain:type_name -> adit.hub.v1.DrainAnswer
-	13, // 25: adit.hub.v1.LogsAnswer.lines:type_name -> adit.hub.v1.LogLine
-	33, // 26: adit.hub.v1.LogLine.at:type_name -> google.protobuf.Timestamp
-	28, // 27: adit.hub.v1.PreflightAsk.origin:type_name -> adit.hub.v1.Origin
-	27, // 28: adit.hub.v1.PreflightAsk.kind:type_name -> adit.wire.v1.Kind
-	16, // 29: adit.hub.v1.PreflightAnswer.findings:type_name -> adit.hub.v1.Finding
-	19, // 30: adit.hub.v1.DiscoveryReport.puts:type_name -> adit.hub.v1.DiscoveredService
-	18, // 31: adit.hub.v1.DiscoveryReport.providers:type_name -> adit.hub.v1.ProviderState
-	27, // 32: adit.hub.v1.DiscoveredService.kind:type_name -> adit.wire.v1.Kind
-	25, // 33: adit.hub.v1.DiscoveredService.labels:type_name -> adit.hub.v1.DiscoveredService.LabelsEntry
-	26, // 34: adit.hub.v1.TrafficReport.errors:type_name -> adit.hub.v1.TrafficReport.ErrorsEntry
-	33, // 35: adit.hub.v1.SessionReport.since:type_name -> google.protobuf.Timestamp
-	27, // 36: adit.hub.v1.PortReport.kind:type_name -> adit.wire.v1.Kind
-	0,  // 37: adit.hub.v1.MachineService.Declare:input_type -> adit.hub.v1.DeclareRequest
-	4,  // 38: adit.hub.v1.MachineService.Watch:input_type -> adit.hub.v1.WatchRequest
-	6,  // 39: adit.hub.v1.MachineService.Report:input_type -> adit.hub.v1.ReportRequest
-	2,  // 40: adit.hub.v1.MachineService.Declare:output_type -> adit.hub.v1.DeclareResponse
-	5,  // 41: adit.hub.v1.MachineService.Watch:output_type -> adit.hub.v1.WatchResponse
-	24, // 42: adit.hub.v1.MachineService.Report:output_type -> adit.hub.v1.ReportResponse
-	40, // [40:43] is the sub-list for method output_type
-	37, // [37:40] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	33, // 18: adit.hub.v1.ReportRequest.started_at:type_name -> google.protobuf.Timestamp
+	33, // 19: adit.hub.v1.Ask.deadline:type_name -> google.protobuf.Timestamp
+	14, // 20: adit.hub.v1.Ask.preflight:type_name -> adit.hub.v1.PreflightAsk
+	9,  // 21: adit.hub.v1.Ask.logs:type_name -> adit.hub.v1.LogsAsk
+	8,  // 22: adit.hub.v1.Ask.drain:type_name -> adit.hub.v1.DrainAsk
+	15, // 23: adit.hub.v1.Answer.preflight:type_name -> adit.hub.v1.PreflightAnswer
+	12, // 24: adit.hub.v1.Answer.logs:type_name -> adit.hub.v1.LogsAnswer
+	11, // 25: adit.hub.v1.Answer.drain:type_name -> adit.hub.v1.DrainAnswer
+	13, // 26: adit.hub.v1.LogsAnswer.lines:type_name -> adit.hub.v1.LogLine
+	33, // 27: adit.hub.v1.LogLine.at:type_name -> google.protobuf.Timestamp
+	28, // 28: adit.hub.v1.PreflightAsk.origin:type_name -> adit.hub.v1.Origin
+	27, // 29: adit.hub.v1.PreflightAsk.kind:type_name -> adit.wire.v1.Kind
+	16, // 30: adit.hub.v1.PreflightAnswer.findings:type_name -> adit.hub.v1.Finding
+	19, // 31: adit.hub.v1.DiscoveryReport.puts:type_name -> adit.hub.v1.DiscoveredService
+	18, // 32: adit.hub.v1.DiscoveryReport.providers:type_name -> adit.hub.v1.ProviderState
+	27, // 33: adit.hub.v1.DiscoveredService.kind:type_name -> adit.wire.v1.Kind
+	25, // 34: adit.hub.v1.DiscoveredService.labels:type_name -> adit.hub.v1.DiscoveredService.LabelsEntry
+	26, // 35: adit.hub.v1.TrafficReport.errors:type_name -> adit.hub.v1.TrafficReport.ErrorsEntry
+	33, // 36: adit.hub.v1.SessionReport.since:type_name -> google.protobuf.Timestamp
+	27, // 37: adit.hub.v1.PortReport.kind:type_name -> adit.wire.v1.Kind
+	0,  // 38: adit.hub.v1.MachineService.Declare:input_type -> adit.hub.v1.DeclareRequest
+	4,  // 39: adit.hub.v1.MachineService.Watch:input_type -> adit.hub.v1.WatchRequest
+	6,  // 40: adit.hub.v1.MachineService.Report:input_type -> adit.hub.v1.ReportRequest
+	2,  // 41: adit.hub.v1.MachineService.Declare:output_type -> adit.hub.v1.DeclareResponse
+	5,  // 42: adit.hub.v1.MachineService.Watch:output_type -> adit.hub.v1.WatchResponse
+	24, // 43: adit.hub.v1.MachineService.Report:output_type -> adit.hub.v1.ReportResponse
+	41, // [41:44] is the sub-list for method output_type
+	38, // [38:41] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_machine_proto_init() }

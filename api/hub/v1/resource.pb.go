@@ -1597,7 +1597,13 @@ type Credential struct {
 	// one only when the holder is gone.
 	HolderReplica string `protobuf:"bytes,14,opt,name=holder_replica,json=holderReplica,proto3" json:"holder_replica,omitempty"`
 	// Rotation: the id of the agent or invite that this token is one of; empty = token_id itself.
-	MemberOf      string `protobuf:"bytes,15,opt,name=member_of,json=memberOf,proto3" json:"member_of,omitempty"`
+	MemberOf string `protobuf:"bytes,15,opt,name=member_of,json=memberOf,proto3" json:"member_of,omitempty"`
+	// Where the holder runs and since when, for whoever is refused because of it.
+	HolderHost  string                 `protobuf:"bytes,16,opt,name=holder_host,json=holderHost,proto3" json:"holder_host,omitempty"`
+	HolderSince *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=holder_since,json=holderSince,proto3" json:"holder_since,omitempty"`
+	// Counts up with each decision about the holder. An edge that knew better once, while the hub was
+	// away, heeds a later decision.
+	HolderTerm    uint64 `protobuf:"varint,18,opt,name=holder_term,json=holderTerm,proto3" json:"holder_term,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1737,6 +1743,27 @@ func (x *Credential) GetMemberOf() string {
 	return ""
 }
 
+func (x *Credential) GetHolderHost() string {
+	if x != nil {
+		return x.HolderHost
+	}
+	return ""
+}
+
+func (x *Credential) GetHolderSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HolderSince
+	}
+	return nil
+}
+
+func (x *Credential) GetHolderTerm() uint64 {
+	if x != nil {
+		return x.HolderTerm
+	}
+	return 0
+}
+
 // Grant is what a token may claim.
 type Grant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1851,9 +1878,12 @@ func (x *PortRange) GetLast() uint32 {
 }
 
 type Edge struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Address       *v1.EdgeAddress        `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	Draining      bool                   `protobuf:"varint,2,opt,name=draining,proto3" json:"draining,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address *v1.EdgeAddress        `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// It ends, by its own word.
+	Draining bool `protobuf:"varint,2,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Taken out of service by DrainEdge, until that is undone.
+	OutOfService  bool `protobuf:"varint,3,opt,name=out_of_service,json=outOfService,proto3" json:"out_of_service,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1898,6 +1928,13 @@ func (x *Edge) GetAddress() *v1.EdgeAddress {
 func (x *Edge) GetDraining() bool {
 	if x != nil {
 		return x.Draining
+	}
+	return false
+}
+
+func (x *Edge) GetOutOfService() bool {
+	if x != nil {
+		return x.OutOfService
 	}
 	return false
 }
@@ -2248,7 +2285,7 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\n" +
 	"not_before\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tnotBefore\x127\n" +
 	"\tnot_after\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xf6\x03\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"\xf7\x04\n" +
 	"\n" +
 	"Credential\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x16\n" +
@@ -2267,17 +2304,23 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\x04kind\x18\f \x01(\tR\x04kind\x12\x1a\n" +
 	"\bdisabled\x18\r \x01(\bR\bdisabled\x12%\n" +
 	"\x0eholder_replica\x18\x0e \x01(\tR\rholderReplica\x12\x1b\n" +
-	"\tmember_of\x18\x0f \x01(\tR\bmemberOf\"\x8f\x01\n" +
+	"\tmember_of\x18\x0f \x01(\tR\bmemberOf\x12\x1f\n" +
+	"\vholder_host\x18\x10 \x01(\tR\n" +
+	"holderHost\x12=\n" +
+	"\fholder_since\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\vholderSince\x12\x1f\n" +
+	"\vholder_term\x18\x12 \x01(\x04R\n" +
+	"holderTerm\"\x8f\x01\n" +
 	"\x05Grant\x12\x1c\n" +
 	"\thostnames\x18\x01 \x03(\tR\thostnames\x123\n" +
 	"\ttcp_ports\x18\x02 \x03(\v2\x16.adit.hub.v1.PortRangeR\btcpPorts\x123\n" +
 	"\tudp_ports\x18\x03 \x03(\v2\x16.adit.hub.v1.PortRangeR\budpPorts\"5\n" +
 	"\tPortRange\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\rR\x04last\"W\n" +
+	"\x04last\x18\x02 \x01(\rR\x04last\"}\n" +
 	"\x04Edge\x123\n" +
 	"\aaddress\x18\x01 \x01(\v2\x19.adit.wire.v1.EdgeAddressR\aaddress\x12\x1a\n" +
-	"\bdraining\x18\x02 \x01(\bR\bdraining\"\xaa\x01\n" +
+	"\bdraining\x18\x02 \x01(\bR\bdraining\x12$\n" +
+	"\x0eout_of_service\x18\x03 \x01(\bR\foutOfService\"\xaa\x01\n" +
 	"\vCertificate\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tchain_pem\x18\x02 \x01(\fR\bchainPem\x12\x17\n" +
@@ -2379,17 +2422,18 @@ var file_hub_v1_resource_proto_depIdxs = []int32{
 	26, // 30: adit.hub.v1.AccessRule.not_after:type_name -> google.protobuf.Timestamp
 	26, // 31: adit.hub.v1.Credential.expires_at:type_name -> google.protobuf.Timestamp
 	19, // 32: adit.hub.v1.Credential.grant:type_name -> adit.hub.v1.Grant
-	20, // 33: adit.hub.v1.Grant.tcp_ports:type_name -> adit.hub.v1.PortRange
-	20, // 34: adit.hub.v1.Grant.udp_ports:type_name -> adit.hub.v1.PortRange
-	27, // 35: adit.hub.v1.Edge.address:type_name -> adit.wire.v1.EdgeAddress
-	26, // 36: adit.hub.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	20, // 37: adit.hub.v1.Settings.tcp_ports:type_name -> adit.hub.v1.PortRange
-	20, // 38: adit.hub.v1.Settings.udp_ports:type_name -> adit.hub.v1.PortRange
-	39, // [39:39] is the sub-list for method output_type
-	39, // [39:39] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	26, // 33: adit.hub.v1.Credential.holder_since:type_name -> google.protobuf.Timestamp
+	20, // 34: adit.hub.v1.Grant.tcp_ports:type_name -> adit.hub.v1.PortRange
+	20, // 35: adit.hub.v1.Grant.udp_ports:type_name -> adit.hub.v1.PortRange
+	27, // 36: adit.hub.v1.Edge.address:type_name -> adit.wire.v1.EdgeAddress
+	26, // 37: adit.hub.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	20, // 38: adit.hub.v1.Settings.tcp_ports:type_name -> adit.hub.v1.PortRange
+	20, // 39: adit.hub.v1.Settings.udp_ports:type_name -> adit.hub.v1.PortRange
+	40, // [40:40] is the sub-list for method output_type
+	40, // [40:40] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_resource_proto_init() }

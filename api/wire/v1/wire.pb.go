@@ -906,6 +906,7 @@ type Control struct {
 	//	*Control_LaneLimit
 	//	*Control_RawOpen
 	//	*Control_RawAnswer
+	//	*Control_Health
 	Message       isControl_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1083,6 +1084,15 @@ func (x *Control) GetRawAnswer() *RawAnswer {
 	return nil
 }
 
+func (x *Control) GetHealth() *Health {
+	if x != nil {
+		if x, ok := x.Message.(*Control_Health); ok {
+			return x.Health
+		}
+	}
+	return nil
+}
+
 type isControl_Message interface {
 	isControl_Message()
 }
@@ -1147,6 +1157,10 @@ type Control_RawAnswer struct {
 	RawAnswer *RawAnswer `protobuf:"bytes,15,opt,name=raw_answer,json=rawAnswer,proto3,oneof"`
 }
 
+type Control_Health struct {
+	Health *Health `protobuf:"bytes,16,opt,name=health,proto3,oneof"`
+}
+
 func (*Control_Ping) isControl_Message() {}
 
 func (*Control_Pong) isControl_Message() {}
@@ -1176,6 +1190,8 @@ func (*Control_LaneLimit) isControl_Message() {}
 func (*Control_RawOpen) isControl_Message() {}
 
 func (*Control_RawAnswer) isControl_Message() {}
+
+func (*Control_Health) isControl_Message() {}
 
 // Ping is padded to at least 64 bytes so that a restarted QUIC peer answers it
 // with a stateless reset.
@@ -1450,6 +1466,105 @@ func (x *TunnelVerdict) GetDetail() string {
 	return ""
 }
 
+// Health names every tunnel with origins that fail the agent's checks (the full set): streams go to
+// other origins of the rule while one is left.
+type Health struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tunnels       []*TunnelHealth        `protobuf:"bytes,1,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Health) Reset() {
+	*x = Health{}
+	mi := &file_wire_v1_wire_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Health) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Health) ProtoMessage() {}
+
+func (x *Health) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_v1_wire_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Health.ProtoReflect.Descriptor instead.
+func (*Health) Descriptor() ([]byte, []int) {
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Health) GetTunnels() []*TunnelHealth {
+	if x != nil {
+		return x.Tunnels
+	}
+	return nil
+}
+
+type TunnelHealth struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	TunnelId string                 `protobuf:"bytes,1,opt,name=tunnel_id,json=tunnelId,proto3" json:"tunnel_id,omitempty"`
+	// Indexes of origins.
+	Failing       []uint32 `protobuf:"varint,2,rep,packed,name=failing,proto3" json:"failing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TunnelHealth) Reset() {
+	*x = TunnelHealth{}
+	mi := &file_wire_v1_wire_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TunnelHealth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TunnelHealth) ProtoMessage() {}
+
+func (x *TunnelHealth) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_v1_wire_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TunnelHealth.ProtoReflect.Descriptor instead.
+func (*TunnelHealth) Descriptor() ([]byte, []int) {
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *TunnelHealth) GetTunnelId() string {
+	if x != nil {
+		return x.TunnelId
+	}
+	return ""
+}
+
+func (x *TunnelHealth) GetFailing() []uint32 {
+	if x != nil {
+		return x.Failing
+	}
+	return nil
+}
+
 // Drain: the sender ends soon; no new streams towards it.
 type Drain struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1460,7 +1575,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_wire_v1_wire_proto_msgTypes[14]
+	mi := &file_wire_v1_wire_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1472,7 +1587,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[14]
+	mi := &file_wire_v1_wire_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1485,7 +1600,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{14}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Drain) GetReason() string {
@@ -1508,7 +1623,7 @@ type Abort struct {
 
 func (x *Abort) Reset() {
 	*x = Abort{}
-	mi := &file_wire_v1_wire_proto_msgTypes[15]
+	mi := &file_wire_v1_wire_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1635,7 @@ func (x *Abort) String() string {
 func (*Abort) ProtoMessage() {}
 
 func (x *Abort) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[15]
+	mi := &file_wire_v1_wire_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1648,7 @@ func (x *Abort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Abort.ProtoReflect.Descriptor instead.
 func (*Abort) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{15}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Abort) GetStreamId() uint64 {
@@ -1562,7 +1677,7 @@ type LaneDemand struct {
 
 func (x *LaneDemand) Reset() {
 	*x = LaneDemand{}
-	mi := &file_wire_v1_wire_proto_msgTypes[16]
+	mi := &file_wire_v1_wire_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1689,7 @@ func (x *LaneDemand) String() string {
 func (*LaneDemand) ProtoMessage() {}
 
 func (x *LaneDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[16]
+	mi := &file_wire_v1_wire_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1702,7 @@ func (x *LaneDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneDemand.ProtoReflect.Descriptor instead.
 func (*LaneDemand) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{16}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LaneDemand) GetLanes() uint32 {
@@ -1616,7 +1731,7 @@ type RawOpen struct {
 
 func (x *RawOpen) Reset() {
 	*x = RawOpen{}
-	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	mi := &file_wire_v1_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +1743,7 @@ func (x *RawOpen) String() string {
 func (*RawOpen) ProtoMessage() {}
 
 func (x *RawOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	mi := &file_wire_v1_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +1756,7 @@ func (x *RawOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RawOpen.ProtoReflect.Descriptor instead.
 func (*RawOpen) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{17}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RawOpen) GetLane() uint64 {
@@ -1669,7 +1784,7 @@ type RawAnswer struct {
 
 func (x *RawAnswer) Reset() {
 	*x = RawAnswer{}
-	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1796,7 @@ func (x *RawAnswer) String() string {
 func (*RawAnswer) ProtoMessage() {}
 
 func (x *RawAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1809,7 @@ func (x *RawAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RawAnswer.ProtoReflect.Descriptor instead.
 func (*RawAnswer) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{18}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RawAnswer) GetStreamId() uint64 {
@@ -1722,7 +1837,7 @@ type LaneLimit struct {
 
 func (x *LaneLimit) Reset() {
 	*x = LaneLimit{}
-	mi := &file_wire_v1_wire_proto_msgTypes[19]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +1849,7 @@ func (x *LaneLimit) String() string {
 func (*LaneLimit) ProtoMessage() {}
 
 func (x *LaneLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[19]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +1862,7 @@ func (x *LaneLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLimit.ProtoReflect.Descriptor instead.
 func (*LaneLimit) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{19}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LaneLimit) GetLanes() uint32 {
@@ -1767,7 +1882,7 @@ type FlowAck struct {
 
 func (x *FlowAck) Reset() {
 	*x = FlowAck{}
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1894,7 @@ func (x *FlowAck) String() string {
 func (*FlowAck) ProtoMessage() {}
 
 func (x *FlowAck) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1907,7 @@ func (x *FlowAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowAck.ProtoReflect.Descriptor instead.
 func (*FlowAck) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FlowAck) GetFlow() uint32 {
@@ -1812,7 +1927,7 @@ type FlowUnknown struct {
 
 func (x *FlowUnknown) Reset() {
 	*x = FlowUnknown{}
-	mi := &file_wire_v1_wire_proto_msgTypes[21]
+	mi := &file_wire_v1_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +1939,7 @@ func (x *FlowUnknown) String() string {
 func (*FlowUnknown) ProtoMessage() {}
 
 func (x *FlowUnknown) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[21]
+	mi := &file_wire_v1_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,7 +1952,7 @@ func (x *FlowUnknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowUnknown.ProtoReflect.Descriptor instead.
 func (*FlowUnknown) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FlowUnknown) GetFlow() uint32 {
@@ -1859,7 +1974,7 @@ type FlowEnd struct {
 
 func (x *FlowEnd) Reset() {
 	*x = FlowEnd{}
-	mi := &file_wire_v1_wire_proto_msgTypes[22]
+	mi := &file_wire_v1_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +1986,7 @@ func (x *FlowEnd) String() string {
 func (*FlowEnd) ProtoMessage() {}
 
 func (x *FlowEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[22]
+	mi := &file_wire_v1_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +1999,7 @@ func (x *FlowEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEnd.ProtoReflect.Descriptor instead.
 func (*FlowEnd) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FlowEnd) GetFlow() uint32 {
@@ -1911,7 +2026,7 @@ type FlowStream struct {
 
 func (x *FlowStream) Reset() {
 	*x = FlowStream{}
-	mi := &file_wire_v1_wire_proto_msgTypes[23]
+	mi := &file_wire_v1_wire_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +2038,7 @@ func (x *FlowStream) String() string {
 func (*FlowStream) ProtoMessage() {}
 
 func (x *FlowStream) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[23]
+	mi := &file_wire_v1_wire_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +2051,7 @@ func (x *FlowStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowStream.ProtoReflect.Descriptor instead.
 func (*FlowStream) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{23}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FlowStream) GetFlow() uint32 {
@@ -1955,7 +2070,7 @@ type EdgeList struct {
 
 func (x *EdgeList) Reset() {
 	*x = EdgeList{}
-	mi := &file_wire_v1_wire_proto_msgTypes[24]
+	mi := &file_wire_v1_wire_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2082,7 @@ func (x *EdgeList) String() string {
 func (*EdgeList) ProtoMessage() {}
 
 func (x *EdgeList) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[24]
+	mi := &file_wire_v1_wire_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2095,7 @@ func (x *EdgeList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EdgeList.ProtoReflect.Descriptor instead.
 func (*EdgeList) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{24}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EdgeList) GetEdges() []*EdgeAddress {
@@ -2049,7 +2164,7 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\x04flow\x18\v \x01(\rR\x04flow\"S\n" +
 	"\fStreamAnswer\x12\x12\n" +
 	"\x04alpn\x18\x01 \x01(\tR\x04alpn\x12/\n" +
-	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"\xa0\x06\n" +
+	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"\xd0\x06\n" +
 	"\aControl\x12(\n" +
 	"\x04ping\x18\x01 \x01(\v2\x12.adit.wire.v1.PingH\x00R\x04ping\x12(\n" +
 	"\x04pong\x18\x02 \x01(\v2\x12.adit.wire.v1.PongH\x00R\x04pong\x12+\n" +
@@ -2070,7 +2185,8 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"lane_limit\x18\r \x01(\v2\x17.adit.wire.v1.LaneLimitH\x00R\tlaneLimit\x122\n" +
 	"\braw_open\x18\x0e \x01(\v2\x15.adit.wire.v1.RawOpenH\x00R\arawOpen\x128\n" +
 	"\n" +
-	"raw_answer\x18\x0f \x01(\v2\x17.adit.wire.v1.RawAnswerH\x00R\trawAnswerB\t\n" +
+	"raw_answer\x18\x0f \x01(\v2\x17.adit.wire.v1.RawAnswerH\x00R\trawAnswer\x12.\n" +
+	"\x06health\x18\x10 \x01(\v2\x14.adit.wire.v1.HealthH\x00R\x06healthB\t\n" +
 	"\amessage\"6\n" +
 	"\x04Ping\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\x12\x18\n" +
@@ -2088,7 +2204,12 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\rTunnelVerdict\x12\x1b\n" +
 	"\ttunnel_id\x18\x01 \x01(\tR\btunnelId\x12\x18\n" +
 	"\averdict\x18\x02 \x01(\tR\averdict\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x1f\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\">\n" +
+	"\x06Health\x124\n" +
+	"\atunnels\x18\x01 \x03(\v2\x1a.adit.wire.v1.TunnelHealthR\atunnels\"E\n" +
+	"\fTunnelHealth\x12\x1b\n" +
+	"\ttunnel_id\x18\x01 \x01(\tR\btunnelId\x12\x18\n" +
+	"\afailing\x18\x02 \x03(\rR\afailing\"\x1f\n" +
 	"\x05Drain\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"8\n" +
 	"\x05Abort\x12\x1b\n" +
@@ -2153,7 +2274,7 @@ func file_wire_v1_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_v1_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_wire_v1_wire_proto_goTypes = []any{
 	(Role)(0),             // 0: adit.wire.v1.Role
 	(SessionMode)(0),      // 1: adit.wire.v1.SessionMode
@@ -2173,17 +2294,19 @@ var file_wire_v1_wire_proto_goTypes = []any{
 	(*Serve)(nil),         // 15: adit.wire.v1.Serve
 	(*Served)(nil),        // 16: adit.wire.v1.Served
 	(*TunnelVerdict)(nil), // 17: adit.wire.v1.TunnelVerdict
-	(*Drain)(nil),         // 18: adit.wire.v1.Drain
-	(*Abort)(nil),         // 19: adit.wire.v1.Abort
-	(*LaneDemand)(nil),    // 20: adit.wire.v1.LaneDemand
-	(*RawOpen)(nil),       // 21: adit.wire.v1.RawOpen
-	(*RawAnswer)(nil),     // 22: adit.wire.v1.RawAnswer
-	(*LaneLimit)(nil),     // 23: adit.wire.v1.LaneLimit
-	(*FlowAck)(nil),       // 24: adit.wire.v1.FlowAck
-	(*FlowUnknown)(nil),   // 25: adit.wire.v1.FlowUnknown
-	(*FlowEnd)(nil),       // 26: adit.wire.v1.FlowEnd
-	(*FlowStream)(nil),    // 27: adit.wire.v1.FlowStream
-	(*EdgeList)(nil),      // 28: adit.wire.v1.EdgeList
+	(*Health)(nil),        // 18: adit.wire.v1.Health
+	(*TunnelHealth)(nil),  // 19: adit.wire.v1.TunnelHealth
+	(*Drain)(nil),         // 20: adit.wire.v1.Drain
+	(*Abort)(nil),         // 21: adit.wire.v1.Abort
+	(*LaneDemand)(nil),    // 22: adit.wire.v1.LaneDemand
+	(*RawOpen)(nil),       // 23: adit.wire.v1.RawOpen
+	(*RawAnswer)(nil),     // 24: adit.wire.v1.RawAnswer
+	(*LaneLimit)(nil),     // 25: adit.wire.v1.LaneLimit
+	(*FlowAck)(nil),       // 26: adit.wire.v1.FlowAck
+	(*FlowUnknown)(nil),   // 27: adit.wire.v1.FlowUnknown
+	(*FlowEnd)(nil),       // 28: adit.wire.v1.FlowEnd
+	(*FlowStream)(nil),    // 29: adit.wire.v1.FlowStream
+	(*EdgeList)(nil),      // 30: adit.wire.v1.EdgeList
 }
 var file_wire_v1_wire_proto_depIdxs = []int32{
 	5,  // 0: adit.wire.v1.Token.edges:type_name -> adit.wire.v1.EdgeAddress
@@ -2199,27 +2322,29 @@ var file_wire_v1_wire_proto_depIdxs = []int32{
 	14, // 10: adit.wire.v1.Control.pong:type_name -> adit.wire.v1.Pong
 	15, // 11: adit.wire.v1.Control.serve:type_name -> adit.wire.v1.Serve
 	16, // 12: adit.wire.v1.Control.served:type_name -> adit.wire.v1.Served
-	18, // 13: adit.wire.v1.Control.drain:type_name -> adit.wire.v1.Drain
-	19, // 14: adit.wire.v1.Control.abort:type_name -> adit.wire.v1.Abort
-	20, // 15: adit.wire.v1.Control.lane_demand:type_name -> adit.wire.v1.LaneDemand
-	24, // 16: adit.wire.v1.Control.flow_ack:type_name -> adit.wire.v1.FlowAck
-	25, // 17: adit.wire.v1.Control.flow_unknown:type_name -> adit.wire.v1.FlowUnknown
-	26, // 18: adit.wire.v1.Control.flow_end:type_name -> adit.wire.v1.FlowEnd
-	28, // 19: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
-	27, // 20: adit.wire.v1.Control.flow_stream:type_name -> adit.wire.v1.FlowStream
-	23, // 21: adit.wire.v1.Control.lane_limit:type_name -> adit.wire.v1.LaneLimit
-	21, // 22: adit.wire.v1.Control.raw_open:type_name -> adit.wire.v1.RawOpen
-	22, // 23: adit.wire.v1.Control.raw_answer:type_name -> adit.wire.v1.RawAnswer
-	17, // 24: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
-	10, // 25: adit.wire.v1.RawOpen.header:type_name -> adit.wire.v1.StreamHeader
-	11, // 26: adit.wire.v1.RawAnswer.answer:type_name -> adit.wire.v1.StreamAnswer
-	9,  // 27: adit.wire.v1.FlowEnd.refusal:type_name -> adit.wire.v1.Refusal
-	5,  // 28: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	20, // 13: adit.wire.v1.Control.drain:type_name -> adit.wire.v1.Drain
+	21, // 14: adit.wire.v1.Control.abort:type_name -> adit.wire.v1.Abort
+	22, // 15: adit.wire.v1.Control.lane_demand:type_name -> adit.wire.v1.LaneDemand
+	26, // 16: adit.wire.v1.Control.flow_ack:type_name -> adit.wire.v1.FlowAck
+	27, // 17: adit.wire.v1.Control.flow_unknown:type_name -> adit.wire.v1.FlowUnknown
+	28, // 18: adit.wire.v1.Control.flow_end:type_name -> adit.wire.v1.FlowEnd
+	30, // 19: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
+	29, // 20: adit.wire.v1.Control.flow_stream:type_name -> adit.wire.v1.FlowStream
+	25, // 21: adit.wire.v1.Control.lane_limit:type_name -> adit.wire.v1.LaneLimit
+	23, // 22: adit.wire.v1.Control.raw_open:type_name -> adit.wire.v1.RawOpen
+	24, // 23: adit.wire.v1.Control.raw_answer:type_name -> adit.wire.v1.RawAnswer
+	18, // 24: adit.wire.v1.Control.health:type_name -> adit.wire.v1.Health
+	17, // 25: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
+	19, // 26: adit.wire.v1.Health.tunnels:type_name -> adit.wire.v1.TunnelHealth
+	10, // 27: adit.wire.v1.RawOpen.header:type_name -> adit.wire.v1.StreamHeader
+	11, // 28: adit.wire.v1.RawAnswer.answer:type_name -> adit.wire.v1.StreamAnswer
+	9,  // 29: adit.wire.v1.FlowEnd.refusal:type_name -> adit.wire.v1.Refusal
+	5,  // 30: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_wire_v1_wire_proto_init() }
@@ -2243,6 +2368,7 @@ func file_wire_v1_wire_proto_init() {
 		(*Control_LaneLimit)(nil),
 		(*Control_RawOpen)(nil),
 		(*Control_RawAnswer)(nil),
+		(*Control_Health)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2250,7 +2376,7 @@ func file_wire_v1_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_v1_wire_proto_rawDesc), len(file_wire_v1_wire_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

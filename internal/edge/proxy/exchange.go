@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/access"
 	"github.com/adit-dev/adit/internal/edge/pages"
 	"github.com/adit-dev/adit/internal/edge/route"
 	"github.com/adit-dev/adit/internal/front"
@@ -24,10 +24,10 @@ const ownPath = "/.adit"
 // exchange is one request and its answer: what was decided about it, and what became of it.
 type exchange struct {
 	p     *Proxy
-	id    string
 	start time.Time
 	in    *http.Request
 	w     *writer
+	name  string // see id
 
 	visitor visitor
 	local   netip.AddrPort
@@ -45,14 +45,25 @@ type exchange struct {
 }
 
 func newExchange(p *Proxy, w http.ResponseWriter, r *http.Request) *exchange {
-	x := &exchange{p: p, id: rand.Text(), start: time.Now(), in: r}
+	x := &exchange{p: p, start: time.Now(), in: r}
 	x.conn = front.VisitorFrom(r.Context())
 	x.visitor = resolveVisitor(r, p.cfg.TrustedProxies)
-	if a, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
-		x.local, _ = parseAddrPort(a.String())
+	switch a := r.Context().Value(http.LocalAddrContextKey).(type) {
+	case *net.TCPAddr:
+		x.local = plain(a.AddrPort())
+	case *net.UDPAddr:
+		x.local = plain(a.AddrPort())
 	}
 	x.w = newWriter(x, w)
 	return x
+}
+
+// id names the request in its log line and on an error's page.
+func (x *exchange) id() string {
+	if x.name == "" {
+		x.name = rand.Text()
+	}
+	return x.name
 }
 
 // decide finds out where the request goes, or why it goes nowhere.
@@ -81,7 +92,7 @@ func (x *exchange) decide() *reason.Error {
 	if own {
 		return nil
 	}
-	if x.rules.Tunnel().GetAccess().GetMode() != hubv1.Access_MODE_PUBLIC {
+	if !access.Open(x.rules.Tunnel().GetAccess()) {
 		if x.visitor.proto != "https" {
 			// Whatever would let the visitor in could be read on the way.
 			return reason.New(reason.AccessDenied, reason.HopEdge, "the tunnel is protected and so lets nobody in over clear text; use https://%s", host)
@@ -170,7 +181,7 @@ func (x *exchange) fail(err *reason.Error) {
 	if x.w.status != 0 || err.Code == reason.ClientClosed {
 		return
 	}
-	pages.Write(x.w, x.in, x.id, err)
+	pages.Write(x.w, x.in, x.id(), err)
 }
 
 // finish closes the books on the exchange, also when the copy of an answer was broken off: then
@@ -193,6 +204,7 @@ func (x *exchange) finish() {
 	}
 	took := time.Since(x.start)
 	x.p.metrics.observe(status, took)
+	x.outcome(status)
 	x.log(status, took)
 	if broken == nil && x.failure != nil && x.w.status == 0 {
 		broken = http.ErrAbortHandler // else the server would answer 200 in our place
@@ -200,6 +212,21 @@ func (x *exchange) finish() {
 	if broken != nil {
 		panic(broken)
 	}
+}
+
+// outcome tells who asked what became of the request.
+func (x *exchange) outcome(status int) {
+	if x.p.cfg.Done == nil || x.rules == nil {
+		return
+	}
+	o := Outcome{TunnelID: x.rules.Tunnel().GetId(), Status: status}
+	if !x.w.headed.IsZero() {
+		o.FirstByte = x.w.headed.Sub(x.start)
+	}
+	if x.failure != nil {
+		o.Reason = x.failure.Code
+	}
+	x.p.cfg.Done(o)
 }
 
 // broken says why an answer ended before its end.
@@ -217,8 +244,11 @@ func (x *exchange) broken() *reason.Error {
 
 func (x *exchange) log(status int, took time.Duration) {
 	r := x.in
+	if !x.p.log.Enabled(r.Context(), slog.LevelInfo) {
+		return
+	}
 	attrs := []slog.Attr{
-		slog.String("request", x.id), slog.String("method", r.Method), slog.String("host", r.Host),
+		slog.String("request", x.id()), slog.String("method", r.Method), slog.String("host", r.Host),
 		slog.String("path", x.path.Raw), slog.String("proto", r.Proto), slog.Int("status", status),
 		slog.String("visitor", x.visitor.String()), slog.Duration("duration", took),
 		slog.Int64("bytes_out", x.w.bytes.Load()),

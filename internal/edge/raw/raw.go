@@ -13,6 +13,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/access"
 	"github.com/adit-dev/adit/internal/edge/dial"
 	"github.com/adit-dev/adit/internal/edge/route"
 	"github.com/adit-dev/adit/internal/front"
@@ -28,6 +29,9 @@ type Config struct {
 	HalfClosed time.Duration
 	// MaxPerTunnel caps connections of one tunnel; 0 = none.
 	MaxPerTunnel int
+	// Done is called with what became of each connection of a tunnel: ok, or the reason why it
+	// failed; nil = nobody asks.
+	Done func(tunnelID string, result reason.Code)
 	// Connections counts connections by kind and result; nil = not counted.
 	Connections *prometheus.CounterVec
 	Log         *slog.Logger
@@ -77,6 +81,9 @@ func (s *Server) note(ctx context.Context, k *carriage, result string, took time
 	if s.cfg.Connections != nil {
 		s.cfg.Connections.WithLabelValues(kind, result).Inc()
 	}
+	if s.cfg.Done != nil {
+		s.cfg.Done(k.tunnel.GetId(), reason.Code(result))
+	}
 	if s.cfg.Log.Enabled(ctx, slog.LevelDebug) {
 		s.cfg.Log.Debug("connection ended", "kind", kind, "tunnel", k.tunnel.GetId(), "name", k.tunnel.GetName(),
 			"visitor", k.visitor.Visitor(), "replica", k.replica, "received", k.in.Load(), "sent", k.out.Load(),
@@ -120,7 +127,7 @@ func (s *Server) carry(ctx context.Context, k *carriage, e *route.Entry) *reason
 
 // admit takes a place of t's cap, for who may have one.
 func (s *Server) admit(t *hubv1.Tunnel) *reason.Error {
-	if t.GetAccess().GetMode() != hubv1.Access_MODE_PUBLIC {
+	if !access.Open(t.GetAccess()) {
 		return reason.New(reason.AccessDenied, reason.HopEdge, "%s is not public; a tunnel of its kind has no sign-in, so nobody gets in", t.GetName())
 	}
 	if !s.perTunnel.Acquire(t.GetId()) {

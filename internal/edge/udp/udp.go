@@ -15,6 +15,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
+	"github.com/adit-dev/adit/internal/access"
 	"github.com/adit-dev/adit/internal/edge/dial"
 	"github.com/adit-dev/adit/internal/edge/route"
 	"github.com/adit-dev/adit/internal/reason"
@@ -119,7 +120,7 @@ func (s *Server) Set(t *hubv1.Tunnel) error {
 	}
 	next := &tunnel{addr: addr, ports: make(map[uint16]*port), config: &config{
 		Tunnel: t, rules: route.Compile(t),
-		public: t.GetAccess().GetMode() == hubv1.Access_MODE_PUBLIC,
+		public: access.Open(t.GetAccess()),
 	}}
 	var bound []*port
 	for n := first; n <= last; n++ {

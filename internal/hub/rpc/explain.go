@@ -27,7 +27,13 @@ var codes = map[reason.Code]connect.Code{
 	reason.TokenExpired:     connect.CodeUnauthenticated,
 	reason.AccessDenied:     connect.CodePermissionDenied,
 	reason.SourceDenied:     connect.CodePermissionDenied,
+	reason.VersionConflict:  connect.CodeAborted,
+	reason.InUse:            connect.CodeFailedPrecondition,
+	reason.Disabled:         connect.CodePermissionDenied,
 	reason.TooManyReplicas:  connect.CodeResourceExhausted,
+	reason.RateLimited:      connect.CodeResourceExhausted,
+	reason.NoAgent:          connect.CodeFailedPrecondition,
+	reason.OriginDenied:     connect.CodePermissionDenied,
 	reason.StoreUnavailable: connect.CodeUnavailable,
 	reason.Draining:         connect.CodeUnavailable,
 }

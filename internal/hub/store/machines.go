@@ -107,6 +107,8 @@ type Edge struct {
 	Spec     []byte
 	Software string
 	LastSeen int64
+	// Drained: taken out of service, until that is undone.
+	Drained bool
 }
 
 // PutEdge stores an edge.

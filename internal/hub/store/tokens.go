@@ -37,6 +37,12 @@ type Token struct {
 	// Sources are CIDRs, separated by spaces.
 	Sources   string
 	RevokedAt int64
+	// MemberOf is the id of the agent or invite that this is a further token of; EndsAt when one that
+	// was rotated out ends.
+	MemberOf string
+	EndsAt   int64
+	// Disabled: switched off, until it is switched on again.
+	Disabled bool
 
 	Grants []Grant `bun:"-"`
 }
@@ -99,32 +105,40 @@ func (t *Tx) Token(id string) (*Token, error) {
 }
 
 // TokenNamed returns the token of a kind by id or name: a live one before revoked ones, the
-// newest of those.
+// newest of those. Of one that rotation added it returns the one it was added to.
 func (t *Tx) TokenNamed(kind, idOrName string) (*Token, error) {
 	tok := &Token{}
-	err := t.tx.NewSelect().Model(tok).Where("kind = ?", kind).Where("id = ? OR name = ?", strings.ToLower(idOrName), idOrName).
+	err := t.tx.NewSelect().Model(tok).Where("kind = ?", kind).Where("id = ? OR name = ? AND member_of = ''", strings.ToLower(idOrName), idOrName).
 		OrderExpr("revoked_at = 0 DESC, created_at DESC").Limit(1).Scan(t.ctx)
 	if err != nil {
 		return nil, wrap(err)
+	}
+	if tok.MemberOf != "" {
+		return t.Token(tok.MemberOf)
 	}
 	return tok, t.fillGrants(tok)
 }
 
 // Tokens returns tokens of some kinds in the order of name and id, after a position; limit 0 = all.
 func (t *Tx) Tokens(kinds []string, afterName, afterID string, limit int64) ([]*Token, error) {
-	return t.tokens(kinds, afterName, afterID, limit, false)
+	return t.tokens(kinds, afterName, afterID, limit, "")
 }
 
-// LiveTokensOf is Tokens without those that are revoked.
+// FirstTokensOf is Tokens without those that rotation added: one for each agent or invite.
+func (t *Tx) FirstTokensOf(kinds []string, afterName, afterID string, limit int64) ([]*Token, error) {
+	return t.tokens(kinds, afterName, afterID, limit, "member_of = ''")
+}
+
+// LiveTokensOf is FirstTokensOf without those that are revoked.
 func (t *Tx) LiveTokensOf(kinds []string, afterName, afterID string, limit int64) ([]*Token, error) {
-	return t.tokens(kinds, afterName, afterID, limit, true)
+	return t.tokens(kinds, afterName, afterID, limit, "member_of = '' AND revoked_at = 0")
 }
 
-func (t *Tx) tokens(kinds []string, afterName, afterID string, limit int64, live bool) ([]*Token, error) {
+func (t *Tx) tokens(kinds []string, afterName, afterID string, limit int64, which string) ([]*Token, error) {
 	var out []*Token
 	q := t.tx.NewSelect().Model(&out).Where("kind IN (?)", bun.List(kinds)).Order("name", "id")
-	if live {
-		q = q.Where("revoked_at = 0")
+	if which != "" {
+		q = q.Where(which)
 	}
 	if afterID != "" {
 		q = q.Where("name > ? OR name = ? AND id > ?", afterName, afterName, afterID)
@@ -173,7 +187,7 @@ func (t *Tx) fillGrants(tok *Token) error {
 // For ports only those that touch first to last.
 func (t *Tx) GrantsOfOthers(tenant, protocol string, first, last int) ([]Grant, error) {
 	var out []Grant
-	q := t.tx.NewSelect().Model(&out).ColumnExpr("grant.*, tokens.tenant AS tenant").
+	q := t.tx.NewSelect().Model(&out).ColumnExpr("\"grant\".*, tokens.tenant AS tenant").
 		ModelTableExpr("grants AS \"grant\"").
 		Join("JOIN tokens ON tokens.id = \"grant\".token_id").
 		Where("tokens.revoked_at = 0").Where("tokens.tenant <> ?", tenant).Where("\"grant\".protocol = ?", protocol)

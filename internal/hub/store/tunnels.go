@@ -24,6 +24,10 @@ type Tunnel struct {
 	// same on the listening clock.
 	OrphanedAt int64
 	OrphanMark int64
+	// Agent is the id of the enrolled agent that serves a managed tunnel; Sealed its upstream
+	// password.
+	Agent  string
+	Sealed []byte
 }
 
 // Port is one public port of a tunnel: one row each, so that the database refuses a second owner.
@@ -62,9 +66,13 @@ func (t *Tx) AddTunnel(tun *Tunnel, protocol string, first, last int) error {
 	if protocol == "" {
 		return nil
 	}
+	return t.addPorts(tun.ID, protocol, first, last)
+}
+
+func (t *Tx) addPorts(id, protocol string, first, last int) error {
 	ports := make([]Port, 0, last-first+1)
 	for p := first; p <= last; p++ {
-		ports = append(ports, Port{Protocol: protocol, Port: p, TunnelID: tun.ID})
+		ports = append(ports, Port{Protocol: protocol, Port: p, TunnelID: id})
 	}
 	return batch(t, ports)
 }
