@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -79,6 +80,7 @@ func b2f(b bool) float64 {
 type metered struct {
 	*link.Replica
 	metrics *metrics
+	traffic *traffic
 }
 
 func (r *metered) Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1.CarrierPolicy, first []byte) (link.Outgoing, error) {
@@ -89,14 +91,17 @@ func (r *metered) Open(ctx context.Context, h *wirev1.StreamHeader, policy hubv1
 	}
 	k.in.Add(float64(len(first)))
 	k.streams.Inc()
-	return &meteredStream{Outgoing: out, kind: k}, nil
+	c := r.traffic.of(h.GetTunnelId())
+	c.in.Add(uint64(len(first)))
+	return &meteredStream{Outgoing: out, kind: k, tunnel: c}, nil
 }
 
 // meteredStream counts a stream while it is open, and its bytes.
 type meteredStream struct {
 	link.Outgoing
-	kind  *kindMetrics
-	ended sync.Once
+	kind   *kindMetrics
+	tunnel *counters
+	ended  sync.Once
 }
 
 func (s *meteredStream) Close() error {
@@ -112,26 +117,30 @@ func (s *meteredStream) Abort() {
 func (s *meteredStream) Read(b []byte) (int, error) {
 	n, err := s.Outgoing.Read(b)
 	s.kind.out.Add(float64(n))
+	s.tunnel.out.Add(uint64(n))
 	return n, err
 }
 
 func (s *meteredStream) ReadLoan(l *buffer.Loan) (int, error) {
 	n, err := s.Outgoing.ReadLoan(l)
 	s.kind.out.Add(float64(n))
+	s.tunnel.out.Add(uint64(n))
 	return n, err
 }
 
 func (s *meteredStream) Write(b []byte) (int, error) {
 	n, err := s.Outgoing.Write(b)
 	s.kind.in.Add(float64(n))
+	s.tunnel.in.Add(uint64(n))
 	return n, err
 }
 
 // counting is p, counting in bytes too.
-func counting(p splice.Progress, bytes prometheus.Counter) splice.Progress {
+func counting(p splice.Progress, bytes prometheus.Counter, tunnel *atomic.Uint64) splice.Progress {
 	moved := p.Moved
 	p.Moved = func(n int) {
 		bytes.Add(float64(n))
+		tunnel.Add(uint64(n))
 		if moved != nil {
 			moved(n)
 		}
@@ -140,39 +149,44 @@ func counting(p splice.Progress, bytes prometheus.Counter) splice.Progress {
 }
 
 func (s *meteredStream) SpliceTo(dst *net.TCPConn, p splice.Progress) (ok bool, readErr, writeErr error) {
-	return s.Outgoing.SpliceTo(dst, counting(p, s.kind.out))
+	return s.Outgoing.SpliceTo(dst, counting(p, s.kind.out, &s.tunnel.out))
 }
 
 func (s *meteredStream) SpliceFrom(src *net.TCPConn, p splice.Progress) (ok bool, readErr, writeErr error) {
-	return s.Outgoing.SpliceFrom(src, counting(p, s.kind.in))
+	return s.Outgoing.SpliceFrom(src, counting(p, s.kind.in, &s.tunnel.in))
 }
 
 // OpenFlow counts the bytes of a flow like those of a stream.
 func (r *metered) OpenFlow(h *wirev1.StreamHeader, receive func(b []byte)) (link.Flow, error) {
-	k := r.metrics.kinds[wirev1.Kind_KIND_UDP]
+	k, c := r.metrics.kinds[wirev1.Kind_KIND_UDP], r.traffic.of(h.GetTunnelId())
+	c.connections.Add(1)
 	f, err := r.Replica.OpenFlow(h, func(b []byte) {
 		k.out.Add(float64(len(b)))
+		c.out.Add(uint64(len(b)))
 		receive(b)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &meteredFlow{Flow: f, kind: k}, nil
+	return &meteredFlow{Flow: f, kind: k, tunnel: c}, nil
 }
 
 // meteredFlow counts the bytes of a flow.
 type meteredFlow struct {
 	link.Flow
-	kind *kindMetrics
+	kind   *kindMetrics
+	tunnel *counters
 }
 
 func (f *meteredFlow) Send(b []byte) error {
 	f.kind.in.Add(float64(len(b)))
+	f.tunnel.in.Add(uint64(len(b)))
 	return f.Flow.Send(b)
 }
 
 func (f *meteredFlow) Queue(b []byte) error {
 	f.kind.in.Add(float64(len(b)))
+	f.tunnel.in.Add(uint64(len(b)))
 	return f.Flow.Queue(b)
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/adit-dev/adit/internal/edge/dial"
 	"github.com/adit-dev/adit/internal/edge/route"
 	_ "github.com/adit-dev/adit/internal/front/h2connect" // WebSockets over HTTP/2
+	"github.com/adit-dev/adit/internal/reason"
 )
 
 // Defaults of Config.
@@ -44,9 +45,22 @@ type Config struct {
 	BodyIdle       time.Duration
 	// Local serves paths under /.adit/ on tunnels' hosts; nil answers 404.
 	Local http.Handler
+	// Done is called with what became of each request for a tunnel; nil = nobody asks.
+	Done func(Outcome)
 	// Log may be nil: slog.Default. Registry may be nil.
 	Log      *slog.Logger
 	Registry prometheus.Registerer
+}
+
+// Outcome is what became of one request.
+type Outcome struct {
+	TunnelID string
+	// Status as the visitor saw it; 499 for one that went away.
+	Status int
+	// FirstByte is the time from the request to the head of the answer; 0 if there was none.
+	FirstByte time.Duration
+	// Reason is why the edge answered itself, or broke off; empty if it did neither.
+	Reason reason.Code
 }
 
 // Proxy is an http.Handler for all tunnels of kind http.

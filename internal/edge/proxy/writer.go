@@ -20,6 +20,7 @@ type writer struct {
 
 	// status is the final one, 0 before; begun says the same across goroutines.
 	status int
+	headed time.Time // when it was
 	begun  atomic.Bool
 	bytes  atomic.Int64
 	// empty: the answer has no body. It goes out as a whole then, because a header that says
@@ -43,7 +44,7 @@ func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func (w *writer) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		if w.status == 0 {
-			w.status = status
+			w.status, w.headed = status, time.Now()
 			w.begun.Store(true)
 		}
 	}
