@@ -103,7 +103,7 @@ func TestRestartsAreIdempotent(t *testing.T) {
 		restarts = 20
 	}
 	hub := stack.StartServer(t, stack.ServerConfig{Roles: "hub"})
-	edge := stack.StartServer(t, stack.ServerConfig{Roles: "edge", Join: hub.EdgeToken("further")})
+	edge := hub.StartEdge(stack.ServerConfig{})
 	inv := hub.Invite("again", "--hostname", "again.localhost")
 	cfg := stack.AgentConfig{Services: []stack.Service{stack.HTTP("again.localhost", "http://"+serveHTTP(t, app(), false))}}
 	agent := stack.StartAgent(t, inv.File, cfg)

@@ -16,7 +16,7 @@ import (
 // edges and restart, and edges restart from their last snapshot on disk.
 func TestHubAway(t *testing.T) {
 	hub := stack.StartServer(t, stack.ServerConfig{Roles: "hub"})
-	edge := stack.StartServer(t, stack.ServerConfig{Roles: "edge", Join: hub.EdgeToken("further")})
+	edge := hub.StartEdge(stack.ServerConfig{})
 	port := stack.FreePort(t)
 	inv := hub.Invite("away", "--hostname", "away.localhost", "--hostname", "new.localhost", "--tcp-port", fmt.Sprint(port))
 	cfg := stack.AgentConfig{
@@ -123,7 +123,7 @@ func clientOf(t *testing.T, hub, edge *stack.Server) *http.Client {
 // TestSecondEdge has one agent serve two edges of one hub.
 func TestSecondEdge(t *testing.T) {
 	hub := stack.StartServer(t, stack.ServerConfig{})
-	edge := stack.StartServer(t, stack.ServerConfig{Roles: "edge", Join: hub.EdgeToken("further")})
+	edge := hub.StartEdge(stack.ServerConfig{})
 	inv := hub.Invite("edges", "--hostname", "both.localhost")
 	agent := stack.StartAgent(t, inv.File, stack.AgentConfig{Services: []stack.Service{
 		stack.HTTP("both.localhost", "http://"+serveHTTP(t, named("home"), false))}})

@@ -35,7 +35,7 @@ type member struct {
 func newFleet(t *testing.T, agents int, origin http.Handler) *fleet {
 	t.Helper()
 	f := &fleet{hub: stack.StartServer(t, stack.ServerConfig{Roles: "hub"})}
-	f.edge = stack.StartServer(t, stack.ServerConfig{Roles: "edge", Join: f.hub.EdgeToken("roll")})
+	f.edge = f.hub.StartEdge(stack.ServerConfig{})
 	home := "http://" + serveHTTP(t, origin, false)
 	for _, carrier := range carriers {
 		m := &member{host: carrier + ".localhost"}

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -186,6 +187,28 @@ func (s *Server) EdgeToken(name string) string {
 	var made struct{ Token string }
 	s.CLI("edge", "invite", "--name", name).JSON(s.t, &made)
 	return made.Token
+}
+
+// StartEdge starts a further edge of this hub and waits until the hub lists it: a token that is made
+// sooner names no edge, and its agents cannot start without the hub.
+func (s *Server) StartEdge(c ServerConfig) *Server {
+	s.t.Helper()
+	c.Roles, c.Join = "edge", s.EdgeToken("further")
+	edge := StartServer(s.t, c)
+	Eventually(s.t, 20*time.Second, func() error {
+		var all []struct {
+			State     string
+			Addresses []string
+		}
+		s.CLI("edge", "list").JSON(s.t, &all)
+		for _, e := range all {
+			if e.State == "online" && slices.Contains(e.Addresses, edge.HTTPS) {
+				return nil
+			}
+		}
+		return fmt.Errorf("the hub lists %+v", all)
+	})
+	return edge
 }
 
 // Tunnel is what `tunnel get` says, as far as tests read it.
