@@ -30,6 +30,8 @@ type conn struct {
 	visitorID uint64 // of the visitor connection it belongs to alone, else 0
 	protocol  protocol
 
+	// unread: nobody reads while no request is on it.
+	unread bool
 	// busy counts the requests on it.
 	busy    atomic.Int32
 	settled bool // the reader's: the first bytes came
@@ -61,7 +63,7 @@ func (c *conn) Write(b []byte) (int, error) {
 		return 0, net.ErrClosed
 	}
 	n, err := c.Conn.Write(b)
-	if err != nil && !c.closing.Load() {
+	if err != nil && !c.unread && !c.closing.Load() {
 		t := time.NewTimer(answerTime)
 		defer t.Stop()
 		select {
@@ -101,8 +103,15 @@ func (c *conn) Close() error {
 	return c.closeError
 }
 
-// part waits for the origin's end of an idle connection. The transport reads until then.
+// part waits for the origin's end of an idle connection. The transport reads until then, if there is
+// one.
 func (c *conn) part() {
+	if c.unread {
+		_ = c.SetReadDeadline(time.Now().Add(partingTime))
+		_, _ = io.Copy(io.Discard, c.Conn)
+		_ = c.Conn.Close()
+		return
+	}
 	t := time.NewTimer(partingTime)
 	defer t.Stop()
 	select {

@@ -100,6 +100,9 @@ func (x *exchange) decide() *reason.Error {
 		return reason.New(reason.AccessDenied, reason.HopEdge,
 			"the tunnel is protected and this edge cannot sign visitors in; --access public opens it to everyone")
 	}
+	if x.rules.Tunnel().GetWebsocketOff() && isWebSocket(r) {
+		return reason.New(reason.AccessDenied, reason.HopEdge, "WebSocket is switched off for this tunnel")
+	}
 	if looped(r.Header) {
 		return reason.New(reason.LoopDetected, reason.HopEdge,
 			"the request passed an edge %d times already; the tunnel's origin must be the service, not a public address", maxHops)
@@ -114,7 +117,7 @@ func (x *exchange) decide() *reason.Error {
 		return nil
 	}
 	x.class = classOf(r)
-	x.origin, err = x.rule.Origin(nil)
+	x.origin, err = x.rule.Passing(x.p.failing(x.rules.Tunnel()))
 	return err
 }
 

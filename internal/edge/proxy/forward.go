@@ -9,6 +9,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"time"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	"github.com/adit-dev/adit/internal/reason"
@@ -36,17 +37,30 @@ func (x *exchange) forward() {
 		r = r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, &http.Server{}))
 	}
 	proxy := httputil.ReverseProxy{
-		Rewrite:        x.rewrite,
-		Transport:      roundTripper{x},
-		FlushInterval:  -1, // every stream is delivered as it is written
-		BufferPool:     &x.p.buffers,
-		ErrorLog:       x.p.errorLog,
-		ModifyResponse: x.answered,
+		Rewrite:       x.rewrite,
+		Transport:     roundTripper{x},
+		FlushInterval: -1, // every stream is delivered as it is written
+		BufferPool:    &x.p.buffers,
+		ErrorLog:      x.p.errorLog,
 		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) {
 			x.fail(x.explain(err))
 		},
 	}
+	proxy.ModifyResponse = func(res *http.Response) error {
+		if x.w.lazy.Load() {
+			proxy.FlushInterval = 0
+		}
+		return x.answered(res)
+	}
 	proxy.ServeHTTP(x.w, r)
+}
+
+// responseLimit is how long the origin may take to begin its answer after the request was sent.
+func (x *exchange) responseLimit() time.Duration {
+	if s := x.rules.Tunnel().GetResponseTimeoutSeconds(); s > 0 {
+		return time.Duration(s) * time.Second
+	}
+	return x.p.cfg.ResponseHeader
 }
 
 func (x *exchange) originConfig() *hubv1.Origin {
@@ -69,6 +83,9 @@ func (x *exchange) rewrite(pr *httputil.ProxyRequest) {
 	x.setForwarded(out.Header)
 	filtered := x.rule.RequestHeaders(out.Header, identity)
 	out.Host = x.originHost(rewritten, filtered)
+	if b := x.rules.Tunnel().GetUpstreamBasicAuth(); b != nil {
+		out.SetBasicAuth(b.GetUser(), b.GetPassword())
+	}
 }
 
 // setPath makes u's request target raw, byte for byte.
@@ -173,7 +190,7 @@ func (x *exchange) explain(err error) *reason.Error {
 	case x.ride != nil && x.ride.refusal() != nil:
 		return x.ride.refusal()
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return reason.Wrap(err, reason.OriginTimeout, reason.HopOrigin, "the origin did not begin to answer within %v", x.p.cfg.ResponseHeader)
+		return reason.Wrap(err, reason.OriginTimeout, reason.HopOrigin, "the origin did not begin to answer within %v", x.responseLimit())
 	case x.ride != nil:
 		e := x.ride.lost()
 		e.Err = err

@@ -1,10 +1,10 @@
 package proxy
 
 import (
-	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/adit-dev/adit/internal/reason"
@@ -41,6 +41,18 @@ func identity(name string) bool {
 func forwarding(name string) bool {
 	n := plainName(name)
 	return strings.HasPrefix(n, "x-forwarded-") || n == "x-real-ip" || n == "forwarded"
+}
+
+// suspect is a quick look: names of neither kind begin otherwise.
+func suspect(name string) bool {
+	if name == "" {
+		return false
+	}
+	switch name[0] | 0x20 {
+	case 'a', 'f', 'x':
+		return true
+	}
+	return false
 }
 
 var dashes = strings.NewReplacer("_", "-", ".", "-")
@@ -130,7 +142,7 @@ func lastValue(values []string) string {
 // they mean nothing elsewhere.
 func parseAddrPort(s string) (netip.AddrPort, bool) {
 	if ap, err := netip.ParseAddrPort(s); err == nil {
-		return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port()), true
+		return plain(ap), true
 	}
 	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
 		s = s[1 : len(s)-1]
@@ -142,11 +154,18 @@ func parseAddrPort(s string) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a.Unmap().WithZone(""), 0), true
 }
 
+func plain(ap netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
+}
+
 // setForwarded replaces what the visitor said about itself in h, which has lost its hop-by-hop
 // headers already, by what the edge knows.
 func (x *exchange) setForwarded(h http.Header) {
 	v := &x.visitor
 	for name := range h {
+		if !suspect(name) {
+			continue
+		}
 		// A trusted proxy may say more than we do (X-Forwarded-Port), but only in plain spelling.
 		told := v.trusted && forwarding(name) && !strings.ContainsAny(name, "_.")
 		if identity(name) || forwarding(name) && !told {
@@ -170,12 +189,13 @@ func (x *exchange) setForwarded(h http.Header) {
 		h.Del("X-Real-Ip")
 		elements = append(elements, "for=unknown")
 	}
-	elements[0] += fmt.Sprintf(";host=%s;proto=%s", quoted(v.host), v.proto)
+	elements[0] += ";host=" + quoted(v.host) + ";proto=" + v.proto
 	h.Set("Forwarded", strings.Join(elements, ", "))
-	via := fmt.Sprintf("%d.%d %s", x.in.ProtoMajor, x.in.ProtoMinor, hopName)
-	if x.in.ProtoMajor > 1 {
-		via = fmt.Sprintf("%d %s", x.in.ProtoMajor, hopName)
+	via := strconv.Itoa(x.in.ProtoMajor)
+	if x.in.ProtoMajor == 1 {
+		via += "." + strconv.Itoa(x.in.ProtoMinor)
 	}
+	via += " " + hopName
 	if prior := h["Via"]; len(prior) > 0 {
 		via = strings.Join(prior, ", ") + ", " + via
 	}
@@ -189,7 +209,7 @@ func forwardedNode(a netip.Addr) string {
 	return a.String()
 }
 
+var quotes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
 // quoted is s as a quoted-string, which a host with a port needs.
-func quoted(s string) string {
-	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
-}
+func quoted(s string) string { return `"` + quotes.Replace(s) + `"` }

@@ -88,6 +88,11 @@ func upgradeOf(r *http.Request) string {
 	return r.Header.Get("Upgrade")
 }
 
+// isWebSocket reports whether a request wants to become a WebSocket, in any version of HTTP.
+func isWebSocket(r *http.Request) bool {
+	return hasToken(r.Header["Upgrade"], "websocket") && upgradeOf(r) != "" || strings.EqualFold(connectProtocol(r), "websocket")
+}
+
 // classOf tells conversations from transfers.
 func classOf(r *http.Request) wirev1.Class {
 	if upgradeOf(r) != "" || r.Method == http.MethodConnect || pages.IsGRPC(r.Header) {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -9,6 +10,8 @@ import (
 
 type metrics struct {
 	requests *prometheus.CounterVec
+	// byStatus are the counters of requests that were asked for, up to 599.
+	byStatus [600]atomic.Pointer[prometheus.Counter]
 	seconds  prometheus.Histogram
 }
 
@@ -28,7 +31,19 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
+func (m *metrics) counter(status int) prometheus.Counter {
+	if status < 0 || status >= len(m.byStatus) {
+		return m.requests.WithLabelValues(strconv.Itoa(status))
+	}
+	if c := m.byStatus[status].Load(); c != nil {
+		return *c
+	}
+	c := m.requests.WithLabelValues(strconv.Itoa(status))
+	m.byStatus[status].Store(&c)
+	return c
+}
+
 func (m *metrics) observe(status int, took time.Duration) {
-	m.requests.WithLabelValues(strconv.Itoa(status)).Inc()
+	m.counter(status).Inc()
 	m.seconds.Observe(took.Seconds())
 }

@@ -2,8 +2,10 @@ package proxy
 
 import (
 	"context"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -55,10 +57,14 @@ type shunKey struct{ replica, tunnel string }
 // replica is what the pool holds of one replica. It goes when nothing has used it for a while.
 type replica struct {
 	id         string
-	transports [protocols]*http.Transport
+	transports map[transportKey]*http.Transport
 	conns      map[*conn]struct{}
-	requests   int
-	unused     time.Time // since when there is neither
+	// direct are idle connections without a transport, by key, the one used last at the end; idle is
+	// how many.
+	direct   map[string][]*direct
+	idle     int
+	requests int
+	unused   time.Time // since when there is neither
 	// leaving: it drains or left, so what falls idle is given up.
 	leaving bool
 }
@@ -145,40 +151,49 @@ func (p *pool) release(r *replica) {
 // no request is about to take one.
 func (p *pool) giveUp(r *replica) {
 	p.mu.Lock()
-	transports := r.transports
+	transports := slices.Collect(maps.Values(r.transports))
 	p.mu.Unlock()
 	for _, t := range transports {
-		if t != nil {
-			t.CloseIdleConnections()
-		}
+		t.CloseIdleConnections()
 	}
+	p.dropDirect(r)
 }
 
-func (p *pool) transport(r *replica, proto protocol) *http.Transport {
+// transportKey is what the connections of a transport have in common: what they speak, and how long an
+// origin may take to begin its answer.
+type transportKey struct {
+	protocol protocol
+	limit    time.Duration
+}
+
+func (p *pool) transport(r *replica, k transportKey) *http.Transport {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if r.transports[proto] == nil {
-		r.transports[proto] = p.newTransport(proto)
+	if r.transports[k] == nil {
+		if r.transports == nil {
+			r.transports = map[transportKey]*http.Transport{}
+		}
+		r.transports[k] = p.newTransport(k)
 	}
-	return r.transports[proto]
+	return r.transports[k]
 }
 
-func (p *pool) newTransport(proto protocol) *http.Transport {
+func (p *pool) newTransport(k transportKey) *http.Transport {
 	t := &http.Transport{
 		DialContext:            p.dial,
 		MaxIdleConns:           maxIdle,
 		MaxIdleConnsPerHost:    maxIdle,
 		IdleConnTimeout:        idleTimeout,
-		ResponseHeaderTimeout:  p.responseHeader,
+		ResponseHeaderTimeout:  k.limit,
 		ExpectContinueTimeout:  time.Second,
 		MaxResponseHeaderBytes: maxAnswerHeader,
 		DisableCompression:     true, // what the visitor accepts is the visitor's business
 		Protocols:              new(http.Protocols),
 	}
-	if proto == patient {
+	if k.protocol == patient {
 		t.ResponseHeaderTimeout = 0
 	}
-	if proto != http1 {
+	if k.protocol != http1 {
 		t.Protocols.SetUnencryptedHTTP2(true)
 		t.MaxConnsPerHost = 1 // a slot is one connection; see slots
 	} else {
@@ -194,6 +209,15 @@ func (p *pool) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	if !ok {
 		panic("proxy: dial without a ride")
 	}
+	c, err := p.connect(ctx, rd)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// connect is the connection of a ride.
+func (p *pool) connect(ctx context.Context, rd *ride) (*conn, error) {
 	if c := rd.ready.Swap(nil); c != nil {
 		return c, nil
 	}

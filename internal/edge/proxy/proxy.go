@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	"github.com/adit-dev/adit/internal/edge/dial"
 	"github.com/adit-dev/adit/internal/edge/route"
 	_ "github.com/adit-dev/adit/internal/front/h2connect" // WebSockets over HTTP/2
@@ -43,6 +44,9 @@ type Config struct {
 	// (60 s) the wait for the next piece of a body from or to the visitor.
 	ResponseHeader time.Duration
 	BodyIdle       time.Duration
+	// Failing reports whether an origin of a tunnel fails the checks of those who serve it; nil: none
+	// does.
+	Failing func(tunnelID string, origin uint32) bool
 	// Local serves paths under /.adit/ on tunnels' hosts; nil answers 404.
 	Local http.Handler
 	// Done is called with what became of each request for a tunnel; nil = nobody asks.
@@ -89,6 +93,14 @@ func New(cfg Config) *Proxy {
 		errorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		pool:     newPool(cfg.Dialer, cfg.ResponseHeader),
 	}
+}
+
+// failing is Failing for the origins of t; nil where nobody checks them.
+func (p *Proxy) failing(t *hubv1.Tunnel) func(origin uint32) bool {
+	if p.cfg.Failing == nil || t.GetHealthCheck() == nil {
+		return nil
+	}
+	return func(origin uint32) bool { return p.cfg.Failing(t.GetId(), origin) }
 }
 
 // ServeHTTP serves one request of a visitor.

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
+	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/edge/dial"
 	"github.com/adit-dev/adit/internal/edge/pages"
 	"github.com/adit-dev/adit/internal/reason"
@@ -49,7 +50,12 @@ func (p *pool) roundTrip(x *exchange, out *http.Request) (*http.Response, error)
 			return nil, err
 		}
 		x.ride = rd
-		res, err := rd.send(out)
+		var res *http.Response
+		if rd.mayGoDirect(out) {
+			res, err = rd.sendDirect(out)
+		} else {
+			res, err = rd.send(out)
+		}
 		if err == nil {
 			p.noteChallenge(x, res)
 			return res, nil
@@ -108,15 +114,19 @@ func (rd *ride) tunnel() *hubv1.Tunnel { return rd.x.rules.Tunnel() }
 
 // name stands for all that must be equal for two requests to share a connection.
 func (rd *ride) name() string {
-	h := sha256.New()
-	o := rd.x.originConfig()
-	fmt.Fprintf(h, "%s\n%d\n%s\n%s\n%s\n%v\n%d\n%q\n", rd.tunnel().GetId(), rd.x.origin, o.GetUrl(), o.GetProxyProtocol(),
-		o.GetServerName(), o.GetInsecureSkipVerify(), rd.x.class, rd.offer)
+	key := rd.x.rules.OriginKey(rd.x.origin)
+	if rd.x.class == wirev1.Class_CLASS_INTERACTIVE {
+		key += "-i"
+	}
+	for _, protocol := range rd.offer {
+		key += "-" + strings.ReplaceAll(protocol, "/", "-")
+	}
 	if rd.exclusive {
 		// Behind a trusted proxy one connection brings several visitors.
-		fmt.Fprintf(h, "%d\n%s\n", rd.x.visitorID(), rd.x.visitor.addr)
+		h := sha256.Sum256(fmt.Appendf(nil, "%d\n%s", rd.x.visitorID(), rd.x.visitor.addr))
+		key += "-" + hex.EncodeToString(h[:16])
 	}
-	return hex.EncodeToString(h.Sum(nil)[:16])
+	return key
 }
 
 // request is what the ride's connection is dialled with.
@@ -141,10 +151,7 @@ func (rd *ride) send(out *http.Request) (*http.Response, error) {
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) {
 			if c, ok := info.Conn.(*conn); ok {
-				rd.leave() // the transport retries on another connection
-				c.busy.Add(1)
-				rd.conn.Store(c)
-				rd.riding.Store(true)
+				rd.use(c)
 			}
 		},
 		PutIdleConn: func(err error) {
@@ -160,7 +167,15 @@ func (rd *ride) send(out *http.Request) (*http.Response, error) {
 	*out.URL = u
 	// Without a connection of the visitor's own to tie it to, it serves one request.
 	out.Close = rd.exclusive && rd.x.conn == nil
-	return rd.pool.transport(rd.boarded, rd.protocol).RoundTrip(out)
+	return rd.pool.transport(rd.boarded, transportKey{rd.protocol, rd.x.responseLimit()}).RoundTrip(out)
+}
+
+// use makes c the request's connection: the first one, or another after that failed.
+func (rd *ride) use(c *conn) {
+	rd.leave()
+	c.busy.Add(1)
+	rd.conn.Store(c)
+	rd.riding.Store(true)
 }
 
 // leave ends the request's use of its connection.

@@ -564,16 +564,18 @@ func TestUpgradedLives(t *testing.T) {
 	}
 	t.Run("draining does not wait for a visitor that takes nothing", func(t *testing.T) {
 		r := newRig(t)
+		var sent atomic.Int64
 		r.put("a.example.test", rawUpgrade(t, "websocket", func(c net.Conn, _ *bufio.Reader) {
 			for {
 				if _, err := c.Write(serverFrame(make([]byte, 60000))); err != nil {
 					return
 				}
+				sent.Add(1)
 			}
 		}))
 		c, _ := r.upgrade(t, "websocket")
 		defer c.Close()
-		time.Sleep(100 * time.Millisecond) // let buffers fill
+		settled(t, &sent) // all buffers are full
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		within(t, 4*time.Second, "the drain", func() { r.Drain(ctx) })

@@ -9,6 +9,9 @@ import (
 	"time"
 )
 
+// serverBuffer is what net/http's servers keep before they write anything.
+const serverBuffer = 2 << 10
+
 // writer is the visitor's http.ResponseWriter with what the exchange wants to know of it. It
 // supports everything that http.ResponseController can do with the one below.
 type writer struct {
@@ -25,9 +28,12 @@ type writer struct {
 	bytes  atomic.Int64
 	// empty: the answer has no body. It goes out as a whole then, because a header that says
 	// everything (a gRPC status) must be the end of its stream too.
-	empty  bool
-	failed atomic.Bool // a write failed
-	lost   atomic.Bool // the way to the origin of an upgraded connection broke
+	empty bool
+	// lazy: the body is delivered before somebody waits for more of it, not with each write.
+	lazy    atomic.Bool
+	pending int         // bytes that may not have been delivered yet
+	failed  atomic.Bool // a write failed
+	lost    atomic.Bool // the way to the origin of an upgraded connection broke
 }
 
 func newWriter(x *exchange, w http.ResponseWriter) *writer {
@@ -55,9 +61,16 @@ func (w *writer) Write(b []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
-	w.stall.begin()
+	// What the server's buffer takes waits for nobody.
+	w.pending += len(b)
+	waits := w.pending > serverBuffer || !w.lazy.Load()
+	if waits {
+		w.stall.begin()
+	}
 	n, err := w.ResponseWriter.Write(b)
-	w.stall.end()
+	if waits {
+		w.stall.end()
+	}
 	w.bytes.Add(int64(n))
 	if err != nil && !errors.Is(err, http.ErrBodyNotAllowed) {
 		w.failed.Store(true)
@@ -67,9 +80,32 @@ func (w *writer) Write(b []byte) (int, error) {
 
 // FlushError is for http.ResponseController.
 func (w *writer) FlushError() error {
-	if w.empty {
+	if w.empty || w.lazy.Load() {
 		return nil
 	}
+	return w.flush()
+}
+
+// beLazy is called before the header goes out, by who calls deliver and whole.
+func (w *writer) beLazy() { w.lazy.Store(w.x.in.ProtoMajor < 3) }
+
+// deliver sends what was written so far.
+func (w *writer) deliver() {
+	if w.lazy.Load() && w.begun.Load() {
+		w.pending = 0
+		_ = w.flush() // the next write tells
+	}
+}
+
+// whole is called with the end of the body, before its last bytes are written. Trailers go after
+// what was delivered.
+func (w *writer) whole(res *http.Response) {
+	if len(res.Trailer) > 0 {
+		w.lazy.Store(false)
+	}
+}
+
+func (w *writer) flush() error {
 	w.stall.begin()
 	err := w.rc.Flush()
 	w.stall.end()

@@ -2,11 +2,16 @@ package route
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+
+	"google.golang.org/protobuf/proto"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
@@ -17,6 +22,8 @@ import (
 type Rules struct {
 	tunnel *hubv1.Tunnel
 	rules  []*Rule // in the order in which they are tried
+	// originKeys are what OriginKey returns, in the order of the tunnel's origins.
+	originKeys []string
 }
 
 // Rule is one compiled rule.
@@ -38,7 +45,10 @@ type weighted struct {
 // Compile never fails: a rule that cannot work answers 500 when it is matched, so that one bad
 // rule does not affect its neighbours.
 func Compile(t *hubv1.Tunnel) *Rules {
-	rs := &Rules{tunnel: t}
+	rs := &Rules{tunnel: t, originKeys: make([]string, len(t.GetOrigins()))}
+	for i, o := range t.GetOrigins() {
+		rs.originKeys[i] = originKey(t, i, o)
+	}
 	for i, r := range t.GetRules() {
 		rs.rules = append(rs.rules, compile(t, i, r))
 	}
@@ -70,6 +80,21 @@ func compile(t *hubv1.Tunnel, i int, r *hubv1.Rule) *Rule {
 	}
 	return c
 }
+
+// originKey stands for an origin of a tunnel with all that is configured of it.
+func originKey(t *hubv1.Tunnel, i int, o *hubv1.Origin) string {
+	config, err := proto.MarshalOptions{Deterministic: true}.Marshal(o)
+	if err != nil {
+		// It came off the wire, so it can be marshalled; else two differ whenever in doubt.
+		config = fmt.Appendf(nil, "%p", o)
+	}
+	h := sha256.Sum256(fmt.Appendf(nil, "%s\n%d\n%s", t.GetId(), i, config))
+	return hex.EncodeToString(h[:16])
+}
+
+// OriginKey is a text of hexadecimal digits that is equal for the same origin of the same tunnel
+// while its configuration is the same, and for no other.
+func (rs *Rules) OriginKey(origin uint32) string { return rs.originKeys[origin] }
 
 // originProblem says why a rule's origin cannot be used, nil if it can.
 func originProblem(t *hubv1.Tunnel, rule int, origin uint32) *reason.Error {
@@ -211,6 +236,24 @@ func (c *Rule) Origin(intN func(n uint64) uint64) (uint32, *reason.Error) {
 		}
 	}
 	return w.origin, w.problem
+}
+
+// Passing is Origin among those that do not fail; where all do, or fails is nil, among all.
+func (c *Rule) Passing(fails func(origin uint32) bool) (uint32, *reason.Error) {
+	if fails == nil || c.problem != nil || len(c.origins) < 2 {
+		return c.Origin(nil)
+	}
+	left := Rule{origins: make([]weighted, 0, len(c.origins))}
+	for _, w := range c.origins {
+		if !fails(w.origin) {
+			left.origins = append(left.origins, w)
+			left.total += w.weight
+		}
+	}
+	if len(left.origins) == 0 {
+		return c.Origin(nil)
+	}
+	return left.Origin(nil)
 }
 
 // Problem is why the rule cannot serve requests at all, nil if it can.
