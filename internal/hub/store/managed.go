@@ -120,13 +120,13 @@ type Tenant struct {
 }
 
 // Tenants returns tenants in the order of their names, after one of them.
-func (t *Tx) Tenants(after string, limit int64) ([]Tenant, error) {
+func (t *Tx) Tenants(after string, limit int) ([]Tenant, error) {
 	var out []Tenant
 	err := t.tx.NewSelect().Model(&out).ModelTableExpr("tenants AS tenant").
 		ColumnExpr("tenant.name, tenant.created_at").
 		ColumnExpr("(SELECT count(*) FROM tokens WHERE tokens.tenant = tenant.name AND revoked_at = 0 AND member_of = '' AND kind <> 'edge') AS invites").
 		ColumnExpr("(SELECT count(*) FROM tunnels WHERE tunnels.tenant = tenant.name) AS tunnels").
-		Where("tenant.name > ?", after).OrderExpr("tenant.name").Limit(limit).Scan(t.ctx)
+		Where("tenant.name > ?", after).OrderExpr("tenant.name").Limit(int64(limit)).Scan(t.ctx)
 	return out, err
 }
 
@@ -229,11 +229,11 @@ func (t *Tx) Policy(name string) (*Policy, error) {
 }
 
 // Policies returns policies in the order of their names, after one of them; limit 0 = all.
-func (t *Tx) Policies(after string, limit int64) ([]*Policy, error) {
+func (t *Tx) Policies(after string, limit int) ([]*Policy, error) {
 	var out []*Policy
 	q := t.tx.NewSelect().Model(&out).Where("name > ?", after).Order("name")
 	if limit > 0 {
-		q = q.Limit(limit)
+		q = q.Limit(int64(limit))
 	}
 	return out, q.Scan(t.ctx)
 }
