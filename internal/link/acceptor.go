@@ -238,7 +238,11 @@ func closeText(err error) string {
 
 func (a *Acceptor) refuse(c opening.Conn, remote netip.AddrPort, e *reason.Error) {
 	a.metrics.refused.WithLabelValues(string(e.Code)).Inc()
-	a.log.Warn("opening refused", "remote", remote, "reason", e.Code, "detail", e.Detail)
+	level := slog.LevelWarn
+	if e.Code == reason.Standby {
+		level = slog.LevelDebug // one that waits asks again every few seconds
+	}
+	a.log.Log(a.ctx, level, "opening refused", "remote", remote, "reason", e.Code, "detail", e.Detail)
 	opening.Refuse(c, e)
 }
 

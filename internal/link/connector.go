@@ -78,6 +78,7 @@ type Connector struct {
 	draining bool
 	lastErr  error
 	lastAt   time.Time
+	spoke    string // the carrier over which the edge refused last
 }
 
 // NewConnector returns a connector that Run makes work.
@@ -115,17 +116,31 @@ func (c *Connector) Run(ctx context.Context) {
 	}()
 	b := backoff{min: c.timing.backoffMin, max: c.timing.backoffMax}
 	mode := wirev1.SessionMode_SESSION_MODE_UNSPECIFIED
+	carriers, waits := c.carriers, false
 	for ctx.Err() == nil {
-		s, err := c.connect(ctx, c.carriers, mode)
+		s, err := c.connect(ctx, carriers, mode)
 		if err != nil {
 			if ctx.Err() != nil {
 				break
 			}
+			if reason.Is(err, reason.Standby) {
+				if !waits {
+					c.log.Info("waiting as standby", "detail", reason.Of(err, reason.HopEdge).Detail)
+				}
+				// The edge has had it wait, and knows it: asking again is cheap, on the carrier that
+				// got through.
+				carriers, waits = c.spokeOver(), true
+				b.reset()
+				sleep(ctx, c.timing.standby/2+rand.N(c.timing.standby/2+1))
+				continue
+			}
+			carriers, waits = c.carriers, false
 			pause := b.next()
 			c.log.Warn("no session with the edge", "error", err, "retry_in", pause.Round(time.Millisecond))
 			sleep(ctx, pause)
 			continue
 		}
+		carriers, waits = c.carriers, false
 		since := time.Now()
 		c.hold(ctx, s)
 		if ctx.Err() != nil {
@@ -144,6 +159,16 @@ func (c *Connector) Run(ctx context.Context) {
 	c.pair.close(errors.New("the agent shuts down"))
 	<-lanesDone
 	c.state()
+}
+
+// spokeOver is the carrier over which the edge refused last.
+func (c *Connector) spokeOver() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.spoke == "" {
+		return c.carriers
+	}
+	return []string{c.spoke}
 }
 
 // hold returns when no session takes streams any more; meanwhile it looks for a better carrier.

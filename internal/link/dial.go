@@ -199,6 +199,9 @@ func (r *race) run(ctx context.Context, a attempt) error {
 	}
 	d, err := r.c.open(ctx, b, r.mode)
 	if err != nil {
+		r.c.mu.Lock()
+		r.c.spoke = a.carrier
+		r.c.mu.Unlock()
 		return fmt.Errorf("%v: %w", a, err)
 	}
 	r.won = d

@@ -41,6 +41,9 @@ type timing struct {
 	linger time.Duration
 	// backoffMin and backoffMax bound the jittered pause between dials.
 	backoffMin, backoffMax time.Duration
+	// standby bounds the pause between the questions of a standby, each of which the edge holds for
+	// a few seconds.
+	standby time.Duration
 	// worked is how long a session must live to reset the pause.
 	worked time.Duration
 	// headStart is how long a better carrier is tried alone; nextAddress the same for addresses.
@@ -64,7 +67,7 @@ func defaultTiming() timing {
 		laneAge: 24 * time.Hour, laneBytes: 64 << 30, laneBackoff: time.Second,
 		rawRate: 200,
 		tick:    time.Second, linger: 30 * time.Second,
-		backoffMin: time.Second, backoffMax: time.Minute, worked: 10 * time.Second,
+		backoffMin: time.Second, backoffMax: time.Minute, standby: time.Second, worked: 10 * time.Second,
 		headStart: 1500 * time.Millisecond, nextAddress: 250 * time.Millisecond, dial: 10 * time.Second,
 		upgradeMin: 30 * time.Second, upgradeMax: 4 * time.Minute,
 		drainMax: 24 * time.Hour,
