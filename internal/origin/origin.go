@@ -63,6 +63,10 @@ type Spec struct {
 	InsecureSkipVerify bool
 	// Proxy is the PROXY protocol version: 0 (none), 1 or 2.
 	Proxy byte
+	// Roots are what TLS verifies the origin with instead of the agent's own; nil = those.
+	Roots *x509.CertPool
+	// sessions are TLS sessions that were verified with Roots.
+	sessions tls.ClientSessionCache
 	// Declared is true for origins of the agent's own configuration: they may be on loopback in
 	// Kubernetes too (sidecars).
 	Declared bool
@@ -97,6 +101,12 @@ func Parse(o *hubv1.Origin) (*Spec, error) {
 	}
 	if s.Port == 0 && s.Scheme != SchemeUDP {
 		return nil, bad("has no port")
+	}
+	if len(o.GetCaPem()) > 0 {
+		s.Roots, s.sessions = x509.NewCertPool(), tls.NewLRUClientSessionCache(16)
+		if !s.Roots.AppendCertsFromPEM(o.GetCaPem()) {
+			return nil, bad("its CA holds no PEM certificate")
+		}
 	}
 	switch o.GetProxyProtocol() {
 	case "", "none":

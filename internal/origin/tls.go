@@ -19,12 +19,17 @@ func (d *Dialer) handshake(ctx context.Context, s *Spec, c net.Conn, alpn []stri
 	if name == "" {
 		name = s.Host
 	}
+	roots, sessions := d.roots, d.sessions
+	if s.Roots != nil {
+		// A session that other roots verified must not be resumed.
+		roots, sessions = s.Roots, s.sessions
+	}
 	t := tls.Client(c, &tls.Config{
 		ServerName:         name,
-		RootCAs:            d.roots,
+		RootCAs:            roots,
 		NextProtos:         alpn,
 		MinVersion:         tls.VersionTLS12,
-		ClientSessionCache: d.sessions,
+		ClientSessionCache: sessions,
 		// Only where the tunnel asks for it.
 		InsecureSkipVerify: s.InsecureSkipVerify, //nolint:gosec
 	})
@@ -55,7 +60,7 @@ func tlsError(s *Spec, name string, err error) *reason.Error {
 		}
 		return fail("%s answered in clear text, not TLS; if that is right, write the origin as %s://%s", s, what, hostPort(s))
 	case errors.As(err, &authority):
-		return fail("the certificate of %s is signed by an authority that this agent does not trust; give the agent its CA certificate with --origin-ca-file", s)
+		return fail("the certificate of %s is signed by an authority that this agent does not trust; give the agent its CA certificate with --origin-ca-file, or the tunnel (adit tunnel set --origin-ca-file)", s)
 	case errors.As(err, &host):
 		return fail("the certificate of %s is not for %q (%v); set origin_server_name to a name it has", s, name, host)
 	case errors.As(err, &invalid):
