@@ -1,0 +1,87 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/adit-dev/adit/test/stack"
+)
+
+// TestPreflight: an agent tries origins for the command line, and its guard holds.
+func TestPreflight(t *testing.T) {
+	s := stack.StartServer(t, stack.ServerConfig{})
+	inv := s.Invite("home", "--hostname", "app.localhost")
+	good := "http://" + serveHTTP(t, named("home"), false)
+	picky := "http://" + serveHTTP(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.Host, "app.") {
+			w.WriteHeader(http.StatusForbidden)
+		}
+	}), false)
+	stack.StartAgent(t, inv.File, stack.AgentConfig{Services: []stack.Service{stack.HTTP("app.localhost", good)}, Args: []string{"--deny-target", "10.0.0.0/8"}})
+	check := func(args ...string) stack.Result {
+		return s.CLI(append([]string{"preflight", "--agent", "home", "--hostname", "app.localhost"}, args...)...)
+	}
+	ids := func(r stack.Result) string {
+		var v struct {
+			Checked  bool
+			Findings []struct{ ID, Severity string }
+		}
+		if r.Code != 0 {
+			r.Code = 0
+		}
+		r.JSON(t, &v)
+		out := fmt.Sprint(v.Checked)
+		for _, f := range v.Findings {
+			out += " " + f.ID
+		}
+		return out
+	}
+	t.Run("a good origin", func(t *testing.T) {
+		start := time.Now()
+		r := check(good, "-o", "json")
+		if got := ids(r); got != "true" || r.Code != 0 {
+			t.Errorf("%s, code %d: %s%s", got, r.Code, r.Stdout, r.Stderr)
+		}
+		t.Logf("took %v", time.Since(start))
+	})
+	t.Run("one that refuses the tunnel's host", func(t *testing.T) {
+		r := check(picky, "-o", "json")
+		if got := ids(r); got != "true origin_rejects_tunnel_host" || r.Code != 1 {
+			t.Errorf("%s, code %d: %s%s", got, r.Code, r.Stdout, r.Stderr)
+		}
+		if r := check(picky, "-o", "table"); !strings.Contains(r.Stdout, "help: host_header = origin") {
+			t.Errorf("printed %s", r.Stdout)
+		}
+		if r := check(picky, "--host-header", "origin", "-o", "json"); ids(r) != "true" {
+			t.Errorf("with its own host: %s", r.Stdout)
+		}
+	})
+	t.Run("targets that the agent's guard forbids", func(t *testing.T) {
+		for _, origin := range []string{"http://169.254.169.254", "http://10.1.2.3:80", "http://[::ffff:10.1.2.3]:80"} {
+			if got := ids(check(origin, "-o", "json")); got != "true origin_denied" {
+				t.Errorf("%s: %s", origin, got)
+			}
+		}
+	})
+	t.Run("what cannot be checked", func(t *testing.T) {
+		r := check("udp://127.0.0.1:53", "-o", "json")
+		if got := ids(r); got != "false" || r.Code != 1 || !strings.Contains(r.Stderr, "preflight_incomplete") {
+			t.Errorf("%s, code %d: %s", got, r.Code, r.Stderr)
+		}
+	})
+	t.Run("an agent that is not there", func(t *testing.T) {
+		s.Invite("away", "--hostname", "away.localhost")
+		if _, code, _ := s.CLI("preflight", good, "--agent", "away", "-o", "json").Problem(t); code != "no_agent" {
+			t.Errorf("code %s", code)
+		}
+		if _, code, _ := s.CLI("preflight", good, "--agent", "nobody", "-o", "json").Problem(t); code != "not_found" {
+			t.Errorf("code %s", code)
+		}
+		if r := s.CLI("preflight", good); r.Code != 2 {
+			t.Errorf("without --agent: code %d %s", r.Code, r.Stderr)
+		}
+	})
+}
