@@ -15,8 +15,10 @@ import (
 type path struct {
 	addr   netip.AddrPort
 	silent atomic.Bool
-	noUDP  atomic.Bool
-	noTCP  atomic.Bool
+	// deaf and mute: nothing reaches the agent, nothing of it reaches the edge.
+	deaf, mute atomic.Bool
+	noUDP      atomic.Bool
+	noTCP      atomic.Bool
 	// idle, if set, is after how much silence a flow is forgotten, as a NAT does.
 	idle atomic.Int64
 	// lossy loses every n-th UDP packet.
@@ -50,12 +52,15 @@ func (p *path) newFlow() *pathFlow {
 	return f
 }
 
-// passes reports whether something of f gets through now.
-func (p *path) passes(f *pathFlow) bool {
+// passes reports whether something of f gets through now, to the agent or to the edge.
+func (p *path) passes(f *pathFlow, toAgent bool) bool {
 	now := time.Now().UnixNano()
 	before := f.last.Swap(now)
 	if idle := p.idle.Load(); idle > 0 && now-before > idle {
 		f.gone.Store(true)
+	}
+	if toAgent && p.deaf.Load() || !toAgent && p.mute.Load() {
+		return false
 	}
 	return !p.silent.Load() && !f.gone.Load() && f.born >= p.hushed.Load()
 }
@@ -127,16 +132,16 @@ func (p *path) acceptTCP(to netip.AddrPort) {
 			continue
 		}
 		f := p.newFlow()
-		p.wg.Go(func() { p.copy(a, b, f) })
-		p.wg.Go(func() { p.copy(b, a, f) })
+		p.wg.Go(func() { p.copy(a, b, f, true) })
+		p.wg.Go(func() { p.copy(b, a, f, false) })
 	}
 }
 
-func (p *path) copy(dst, src net.Conn, f *pathFlow) {
+func (p *path) copy(dst, src net.Conn, f *pathFlow, toAgent bool) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := src.Read(buf)
-		if !p.passes(f) {
+		if !p.passes(f, toAgent) {
 			if err != nil {
 				return
 			}
@@ -203,13 +208,13 @@ func (p *path) forwardUDP(to netip.AddrPort) {
 					if n > 200 { // more than an acknowledgement
 						c.answered.Store(true)
 					}
-					if p.passes(c.pathFlow) && !p.noUDP.Load() && !c.lost.Load() && !p.loses(&in) {
+					if p.passes(c.pathFlow, true) && !p.noUDP.Load() && !c.lost.Load() && !p.loses(&in) {
 						_, _ = p.udp.WriteToUDPAddrPort(back[:n], from)
 					}
 				}
 			})
 		}
-		if p.passes(c.pathFlow) && !c.lost.Load() && !p.loses(&out) {
+		if p.passes(c.pathFlow, false) && !c.lost.Load() && !p.loses(&out) {
 			_, _ = c.Write(buf[:n])
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -342,10 +343,14 @@ func TestConnectorEnds(t *testing.T) {
 	t.Run("T33 each connector has its own pause", func(t *testing.T) {
 		// Three that fail do not slow the fourth one's first retry.
 		dead := newPath(t, netip.MustParseAddrPort("127.0.0.1:1"))
+		var tries atomic.Int64
 		for range 3 {
-			linktest.NewAgent(t, edge, tok, echo, through(dead, link.CarrierTLS))
+			linktest.NewAgent(t, edge, tok, echo, func(c *link.ConnectorConfig) {
+				through(dead, link.CarrierTLS)(c)
+				c.OnState = func() { tries.Add(1) }
+			})
 		}
-		time.Sleep(300 * time.Millisecond)
+		eventually(t, "no failures", func() bool { return tries.Load() >= 12 })
 		p := newPath(t, edge.Addr)
 		p.noTCP.Store(true)
 		var mu sync.Mutex

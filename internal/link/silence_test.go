@@ -153,3 +153,61 @@ func TestStalledReader(t *testing.T) {
 		})
 	}
 }
+
+// TestHalfOpen has a path that passes one way only: each end notices, and both are back once it
+// passes both ways.
+func TestHalfOpen(t *testing.T) {
+	for _, carrier := range []string{link.CarrierQUIC, link.CarrierTLS, link.CarrierWS} {
+		for _, toAgent := range []bool{true, false} {
+			way := "to the edge"
+			if toAgent {
+				way = "to the agent"
+			}
+			t.Run("T17 half-open: nothing comes through "+way+" over "+carrier, func(t *testing.T) {
+				t.Parallel()
+				tok := linktest.NewToken(t)
+				edge := linktest.NewEdge(t, []*linktest.Token{tok}, fastEdge)
+				p := newPath(t, edge.Addr)
+				agent := linktest.NewAgent(t, edge, tok, echo, through(p, carrier))
+				r := edge.Replica(t)
+				st, _ := hold(t, r, auto)
+				number := r.Sessions()[0].ID
+				half := &p.mute
+				if toAgent {
+					half = &p.deaf
+				}
+				half.Store(true)
+				eventually(t, "the agent did not notice", func() bool { return len(agent.Sessions()) == 0 })
+				eventually(t, "the edge did not notice", func() bool { s := r.Sessions(); return len(s) == 0 || s[0].ID > number })
+				_ = st.SetReadDeadline(time.Now().Add(10 * time.Second))
+				if _, err := st.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Errorf("a stream of it: %v", err)
+				}
+				half.Store(false)
+				eventually(t, "no session", func() bool {
+					for _, r := range edge.Acceptor.Replicas() {
+						if s := r.Sessions(); len(s) > 0 && s[len(s)-1].ID > number {
+							return len(agent.Sessions()) > 0
+						}
+					}
+					return false
+				})
+				eventually(t, "no stream", func() bool {
+					all := edge.Acceptor.Replicas()
+					if len(all) != 1 {
+						return false
+					}
+					st, err := all[0].Open(ctx10(t), tcpHeader("t"), auto, []byte("text"))
+					if err != nil {
+						return false
+					}
+					defer st.Close()
+					_ = st.SetDeadline(time.Now().Add(time.Second))
+					_ = st.CloseWrite()
+					b, err := io.ReadAll(st)
+					return err == nil && string(b) == "text"
+				})
+			})
+		}
+	}
+}
