@@ -194,8 +194,8 @@ type flow struct {
 	draining bool
 	// unflushed has what sendNow queued.
 	unflushed flowCarrier
-	closed   bool
-	carried  Stream
+	closed    bool
+	carried   Stream
 	// carriedOn is the session that carried was opened on; nil at the agent.
 	carriedOn flowCarrier
 }

@@ -33,6 +33,8 @@ type quicStream struct {
 	readEnd, writeEnd atomic.Bool // the direction ended cleanly
 	closed            atomic.Bool
 
+	bulk bulkMeter // of who writes
+
 	blocked atomic.Int64 // since when a Write is under way, steadyNow in UnixNano; 0 = none
 	written atomic.Int64
 }
@@ -54,11 +56,55 @@ func (s *quicStream) ReadLoan(l *buffer.Loan) (int, error) {
 }
 
 func (s *quicStream) Write(p []byte) (int, error) {
-	s.blocked.Store(steadyNow().UnixNano())
+	now := steadyNow()
+	s.blocked.Store(now.UnixNano())
+	s.giveWay(len(p), now)
 	n, err := s.qs.Write(p)
 	s.blocked.Store(0)
 	s.written.Add(int64(n))
 	return n, quicStreamError(err)
+}
+
+// Streams of a session share its congestion window: one that writes more than bulkRate a second is
+// sent after the others. RFC 9218 names the urgencies.
+const (
+	bulkRate     = 64 << 10
+	urgencyBulk  = 5
+	urgencyOther = 3
+)
+
+// giveWay notes that n bytes are about to be written.
+func (s *quicStream) giveWay(n int, now time.Time) {
+	if !s.bulk.wrote(n, now) {
+		return
+	}
+	if s.bulk.is {
+		s.qs.SetPriority(urgencyBulk, true)
+	} else {
+		s.qs.SetPriority(urgencyOther, true)
+	}
+}
+
+// bulkMeter tells bulk from the rest.
+type bulkMeter struct {
+	is    bool
+	since time.Time
+	bytes int
+}
+
+// wrote counts n bytes and reports whether that changed what the stream is. It is bulk from the
+// moment it exceeds the rate until a second in which it did not.
+func (m *bulkMeter) wrote(n int, now time.Time) (changed bool) {
+	is := m.is
+	if now.Sub(m.since) >= time.Second {
+		is = m.bytes > bulkRate && now.Sub(m.since) < 2*time.Second
+		m.since, m.bytes = now, 0
+	}
+	m.bytes += n
+	is = is || m.bytes > bulkRate
+	changed = is != m.is
+	m.is = is
+	return changed
 }
 
 func (s *quicStream) CloseWrite() error {
