@@ -2371,10 +2371,12 @@ type OpenForwardResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// host:port of edges to connect to, in this order.
 	Addresses []string `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
-	// Goes into the Authorization of GET /.adit/forward; good for expires_at, for this target and
-	// agent only.
-	Ticket        string                 `protobuf:"bytes,2,opt,name=ticket,proto3" json:"ticket,omitempty"`
-	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// The first frame on a connection under adit-forward/1 (ForwardOpening); good until expires_at,
+	// for this target and agent only.
+	Ticket    string                 `protobuf:"bytes,2,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// The edges of addresses, with the keys that they prove.
+	Edges         []*ForwardEdge `protobuf:"bytes,4,rep,name=edges,proto3" json:"edges,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2430,6 +2432,75 @@ func (x *OpenForwardResponse) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *OpenForwardResponse) GetEdges() []*ForwardEdge {
+	if x != nil {
+		return x.Edges
+	}
+	return nil
+}
+
+type ForwardEdge struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Addresses []string               `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// SHA-256 of the SubjectPublicKeyInfo of the edge's identity key.
+	KeyHash []byte `protobuf:"bytes,2,opt,name=key_hash,json=keyHash,proto3" json:"key_hash,omitempty"`
+	// Server name to ask for.
+	ServerName    string `protobuf:"bytes,3,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardEdge) Reset() {
+	*x = ForwardEdge{}
+	mi := &file_hub_v1_admin_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardEdge) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardEdge) ProtoMessage() {}
+
+func (x *ForwardEdge) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_admin_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardEdge.ProtoReflect.Descriptor instead.
+func (*ForwardEdge) Descriptor() ([]byte, []int) {
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ForwardEdge) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *ForwardEdge) GetKeyHash() []byte {
+	if x != nil {
+		return x.KeyHash
+	}
+	return nil
+}
+
+func (x *ForwardEdge) GetServerName() string {
+	if x != nil {
+		return x.ServerName
+	}
+	return ""
+}
+
 // Agent is everything that runs with one token.
 type Agent struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -2460,7 +2531,7 @@ type Agent struct {
 
 func (x *Agent) Reset() {
 	*x = Agent{}
-	mi := &file_hub_v1_admin_proto_msgTypes[42]
+	mi := &file_hub_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2472,7 +2543,7 @@ func (x *Agent) String() string {
 func (*Agent) ProtoMessage() {}
 
 func (x *Agent) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[42]
+	mi := &file_hub_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2485,7 +2556,7 @@ func (x *Agent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Agent.ProtoReflect.Descriptor instead.
 func (*Agent) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Agent) GetTokenId() string {
@@ -2615,7 +2686,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_hub_v1_admin_proto_msgTypes[43]
+	mi := &file_hub_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2627,7 +2698,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[43]
+	mi := &file_hub_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2640,7 +2711,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Replica) GetId() string {
@@ -2723,7 +2794,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[44]
+	mi := &file_hub_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2735,7 +2806,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[44]
+	mi := &file_hub_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2748,7 +2819,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -2775,7 +2846,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[45]
+	mi := &file_hub_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2858,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[45]
+	mi := &file_hub_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +2871,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Agent {
@@ -2827,7 +2898,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[46]
+	mi := &file_hub_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2839,7 +2910,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[46]
+	mi := &file_hub_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2852,7 +2923,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetAgentRequest) GetId() string {
@@ -2871,7 +2942,7 @@ type GetAgentResponse struct {
 
 func (x *GetAgentResponse) Reset() {
 	*x = GetAgentResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[47]
+	mi := &file_hub_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2883,7 +2954,7 @@ func (x *GetAgentResponse) String() string {
 func (*GetAgentResponse) ProtoMessage() {}
 
 func (x *GetAgentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[47]
+	mi := &file_hub_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2896,7 +2967,7 @@ func (x *GetAgentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentResponse.ProtoReflect.Descriptor instead.
 func (*GetAgentResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetAgentResponse) GetAgent() *Agent {
@@ -2923,7 +2994,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_hub_v1_admin_proto_msgTypes[48]
+	mi := &file_hub_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2935,7 +3006,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[48]
+	mi := &file_hub_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2948,7 +3019,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Port) GetKind() v1.Kind {
@@ -3010,7 +3081,7 @@ type ListPortsRequest struct {
 
 func (x *ListPortsRequest) Reset() {
 	*x = ListPortsRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[49]
+	mi := &file_hub_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3022,7 +3093,7 @@ func (x *ListPortsRequest) String() string {
 func (*ListPortsRequest) ProtoMessage() {}
 
 func (x *ListPortsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[49]
+	mi := &file_hub_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3035,7 +3106,7 @@ func (x *ListPortsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPortsRequest.ProtoReflect.Descriptor instead.
 func (*ListPortsRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListPortsRequest) GetPageSize() uint32 {
@@ -3062,7 +3133,7 @@ type ListPortsResponse struct {
 
 func (x *ListPortsResponse) Reset() {
 	*x = ListPortsResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[50]
+	mi := &file_hub_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3074,7 +3145,7 @@ func (x *ListPortsResponse) String() string {
 func (*ListPortsResponse) ProtoMessage() {}
 
 func (x *ListPortsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[50]
+	mi := &file_hub_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3087,7 +3158,7 @@ func (x *ListPortsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPortsResponse.ProtoReflect.Descriptor instead.
 func (*ListPortsResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListPortsResponse) GetPorts() []*Port {
@@ -3117,7 +3188,7 @@ type ReservePortRequest struct {
 
 func (x *ReservePortRequest) Reset() {
 	*x = ReservePortRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[51]
+	mi := &file_hub_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3200,7 @@ func (x *ReservePortRequest) String() string {
 func (*ReservePortRequest) ProtoMessage() {}
 
 func (x *ReservePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[51]
+	mi := &file_hub_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3213,7 @@ func (x *ReservePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservePortRequest.ProtoReflect.Descriptor instead.
 func (*ReservePortRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReservePortRequest) GetKind() v1.Kind {
@@ -3182,7 +3253,7 @@ type ReservePortResponse struct {
 
 func (x *ReservePortResponse) Reset() {
 	*x = ReservePortResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[52]
+	mi := &file_hub_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3194,7 +3265,7 @@ func (x *ReservePortResponse) String() string {
 func (*ReservePortResponse) ProtoMessage() {}
 
 func (x *ReservePortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[52]
+	mi := &file_hub_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3207,7 +3278,7 @@ func (x *ReservePortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservePortResponse.ProtoReflect.Descriptor instead.
 func (*ReservePortResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReservePortResponse) GetPort() *Port {
@@ -3227,7 +3298,7 @@ type ReleasePortRequest struct {
 
 func (x *ReleasePortRequest) Reset() {
 	*x = ReleasePortRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[53]
+	mi := &file_hub_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3239,7 +3310,7 @@ func (x *ReleasePortRequest) String() string {
 func (*ReleasePortRequest) ProtoMessage() {}
 
 func (x *ReleasePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[53]
+	mi := &file_hub_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3252,7 +3323,7 @@ func (x *ReleasePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleasePortRequest.ProtoReflect.Descriptor instead.
 func (*ReleasePortRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReleasePortRequest) GetKind() v1.Kind {
@@ -3277,7 +3348,7 @@ type ReleasePortResponse struct {
 
 func (x *ReleasePortResponse) Reset() {
 	*x = ReleasePortResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[54]
+	mi := &file_hub_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3289,7 +3360,7 @@ func (x *ReleasePortResponse) String() string {
 func (*ReleasePortResponse) ProtoMessage() {}
 
 func (x *ReleasePortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[54]
+	mi := &file_hub_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,7 +3373,7 @@ func (x *ReleasePortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleasePortResponse.ProtoReflect.Descriptor instead.
 func (*ReleasePortResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 type EdgeInvite struct {
@@ -3319,7 +3390,7 @@ type EdgeInvite struct {
 
 func (x *EdgeInvite) Reset() {
 	*x = EdgeInvite{}
-	mi := &file_hub_v1_admin_proto_msgTypes[55]
+	mi := &file_hub_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3331,7 +3402,7 @@ func (x *EdgeInvite) String() string {
 func (*EdgeInvite) ProtoMessage() {}
 
 func (x *EdgeInvite) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[55]
+	mi := &file_hub_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3344,7 +3415,7 @@ func (x *EdgeInvite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EdgeInvite.ProtoReflect.Descriptor instead.
 func (*EdgeInvite) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *EdgeInvite) GetId() string {
@@ -3399,7 +3470,7 @@ type ListEdgeInvitesRequest struct {
 
 func (x *ListEdgeInvitesRequest) Reset() {
 	*x = ListEdgeInvitesRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[56]
+	mi := &file_hub_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3482,7 @@ func (x *ListEdgeInvitesRequest) String() string {
 func (*ListEdgeInvitesRequest) ProtoMessage() {}
 
 func (x *ListEdgeInvitesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[56]
+	mi := &file_hub_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3495,7 @@ func (x *ListEdgeInvitesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEdgeInvitesRequest.ProtoReflect.Descriptor instead.
 func (*ListEdgeInvitesRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListEdgeInvitesRequest) GetPageSize() uint32 {
@@ -3451,7 +3522,7 @@ type ListEdgeInvitesResponse struct {
 
 func (x *ListEdgeInvitesResponse) Reset() {
 	*x = ListEdgeInvitesResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[57]
+	mi := &file_hub_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3463,7 +3534,7 @@ func (x *ListEdgeInvitesResponse) String() string {
 func (*ListEdgeInvitesResponse) ProtoMessage() {}
 
 func (x *ListEdgeInvitesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[57]
+	mi := &file_hub_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3476,7 +3547,7 @@ func (x *ListEdgeInvitesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEdgeInvitesResponse.ProtoReflect.Descriptor instead.
 func (*ListEdgeInvitesResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListEdgeInvitesResponse) GetInvites() []*EdgeInvite {
@@ -3504,7 +3575,7 @@ type DrainEdgeRequest struct {
 
 func (x *DrainEdgeRequest) Reset() {
 	*x = DrainEdgeRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[58]
+	mi := &file_hub_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3516,7 +3587,7 @@ func (x *DrainEdgeRequest) String() string {
 func (*DrainEdgeRequest) ProtoMessage() {}
 
 func (x *DrainEdgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[58]
+	mi := &file_hub_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3529,7 +3600,7 @@ func (x *DrainEdgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainEdgeRequest.ProtoReflect.Descriptor instead.
 func (*DrainEdgeRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DrainEdgeRequest) GetId() string {
@@ -3555,7 +3626,7 @@ type DrainEdgeResponse struct {
 
 func (x *DrainEdgeResponse) Reset() {
 	*x = DrainEdgeResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[59]
+	mi := &file_hub_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3567,7 +3638,7 @@ func (x *DrainEdgeResponse) String() string {
 func (*DrainEdgeResponse) ProtoMessage() {}
 
 func (x *DrainEdgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[59]
+	mi := &file_hub_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3580,7 +3651,7 @@ func (x *DrainEdgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainEdgeResponse.ProtoReflect.Descriptor instead.
 func (*DrainEdgeResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DrainEdgeResponse) GetEdge() *EdgeStatus {
@@ -3599,7 +3670,7 @@ type RemoveEdgeRequest struct {
 
 func (x *RemoveEdgeRequest) Reset() {
 	*x = RemoveEdgeRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[60]
+	mi := &file_hub_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3611,7 +3682,7 @@ func (x *RemoveEdgeRequest) String() string {
 func (*RemoveEdgeRequest) ProtoMessage() {}
 
 func (x *RemoveEdgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[60]
+	mi := &file_hub_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3624,7 +3695,7 @@ func (x *RemoveEdgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEdgeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEdgeRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RemoveEdgeRequest) GetId() string {
@@ -3642,7 +3713,7 @@ type RemoveEdgeResponse struct {
 
 func (x *RemoveEdgeResponse) Reset() {
 	*x = RemoveEdgeResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[61]
+	mi := &file_hub_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3654,7 +3725,7 @@ func (x *RemoveEdgeResponse) String() string {
 func (*RemoveEdgeResponse) ProtoMessage() {}
 
 func (x *RemoveEdgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[61]
+	mi := &file_hub_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3667,7 +3738,7 @@ func (x *RemoveEdgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEdgeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEdgeResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 type Tenant struct {
@@ -3684,7 +3755,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_hub_v1_admin_proto_msgTypes[62]
+	mi := &file_hub_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3696,7 +3767,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[62]
+	mi := &file_hub_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3709,7 +3780,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Tenant) GetName() string {
@@ -3757,7 +3828,7 @@ type HeldName struct {
 
 func (x *HeldName) Reset() {
 	*x = HeldName{}
-	mi := &file_hub_v1_admin_proto_msgTypes[63]
+	mi := &file_hub_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3769,7 +3840,7 @@ func (x *HeldName) String() string {
 func (*HeldName) ProtoMessage() {}
 
 func (x *HeldName) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[63]
+	mi := &file_hub_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3782,7 +3853,7 @@ func (x *HeldName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldName.ProtoReflect.Descriptor instead.
 func (*HeldName) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *HeldName) GetName() string {
@@ -3809,7 +3880,7 @@ type ListTenantsRequest struct {
 
 func (x *ListTenantsRequest) Reset() {
 	*x = ListTenantsRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[64]
+	mi := &file_hub_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3821,7 +3892,7 @@ func (x *ListTenantsRequest) String() string {
 func (*ListTenantsRequest) ProtoMessage() {}
 
 func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[64]
+	mi := &file_hub_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3834,7 +3905,7 @@ func (x *ListTenantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsRequest.ProtoReflect.Descriptor instead.
 func (*ListTenantsRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListTenantsRequest) GetPageSize() uint32 {
@@ -3861,7 +3932,7 @@ type ListTenantsResponse struct {
 
 func (x *ListTenantsResponse) Reset() {
 	*x = ListTenantsResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[65]
+	mi := &file_hub_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3873,7 +3944,7 @@ func (x *ListTenantsResponse) String() string {
 func (*ListTenantsResponse) ProtoMessage() {}
 
 func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[65]
+	mi := &file_hub_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3886,7 +3957,7 @@ func (x *ListTenantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTenantsResponse.ProtoReflect.Descriptor instead.
 func (*ListTenantsResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListTenantsResponse) GetTenants() []*Tenant {
@@ -3912,7 +3983,7 @@ type ReleaseNameRequest struct {
 
 func (x *ReleaseNameRequest) Reset() {
 	*x = ReleaseNameRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[66]
+	mi := &file_hub_v1_admin_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3924,7 +3995,7 @@ func (x *ReleaseNameRequest) String() string {
 func (*ReleaseNameRequest) ProtoMessage() {}
 
 func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[66]
+	mi := &file_hub_v1_admin_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3937,7 +4008,7 @@ func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseNameRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseNameRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{66}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReleaseNameRequest) GetName() string {
@@ -3955,7 +4026,7 @@ type ReleaseNameResponse struct {
 
 func (x *ReleaseNameResponse) Reset() {
 	*x = ReleaseNameResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[67]
+	mi := &file_hub_v1_admin_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3967,7 +4038,7 @@ func (x *ReleaseNameResponse) String() string {
 func (*ReleaseNameResponse) ProtoMessage() {}
 
 func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[67]
+	mi := &file_hub_v1_admin_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3980,7 +4051,7 @@ func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseNameResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseNameResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{67}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{68}
 }
 
 type InviteEdgeRequest struct {
@@ -3994,7 +4065,7 @@ type InviteEdgeRequest struct {
 
 func (x *InviteEdgeRequest) Reset() {
 	*x = InviteEdgeRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[68]
+	mi := &file_hub_v1_admin_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4006,7 +4077,7 @@ func (x *InviteEdgeRequest) String() string {
 func (*InviteEdgeRequest) ProtoMessage() {}
 
 func (x *InviteEdgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[68]
+	mi := &file_hub_v1_admin_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4019,7 +4090,7 @@ func (x *InviteEdgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InviteEdgeRequest.ProtoReflect.Descriptor instead.
 func (*InviteEdgeRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{68}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *InviteEdgeRequest) GetName() string {
@@ -4054,7 +4125,7 @@ type InviteEdgeResponse struct {
 
 func (x *InviteEdgeResponse) Reset() {
 	*x = InviteEdgeResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[69]
+	mi := &file_hub_v1_admin_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4066,7 +4137,7 @@ func (x *InviteEdgeResponse) String() string {
 func (*InviteEdgeResponse) ProtoMessage() {}
 
 func (x *InviteEdgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[69]
+	mi := &file_hub_v1_admin_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4079,7 +4150,7 @@ func (x *InviteEdgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InviteEdgeResponse.ProtoReflect.Descriptor instead.
 func (*InviteEdgeResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{69}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *InviteEdgeResponse) GetId() string {
@@ -4112,7 +4183,7 @@ type EdgeStatus struct {
 
 func (x *EdgeStatus) Reset() {
 	*x = EdgeStatus{}
-	mi := &file_hub_v1_admin_proto_msgTypes[70]
+	mi := &file_hub_v1_admin_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4124,7 +4195,7 @@ func (x *EdgeStatus) String() string {
 func (*EdgeStatus) ProtoMessage() {}
 
 func (x *EdgeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[70]
+	mi := &file_hub_v1_admin_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4137,7 +4208,7 @@ func (x *EdgeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EdgeStatus.ProtoReflect.Descriptor instead.
 func (*EdgeStatus) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{70}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *EdgeStatus) GetEdge() *Edge {
@@ -4199,7 +4270,7 @@ type ListEdgesRequest struct {
 
 func (x *ListEdgesRequest) Reset() {
 	*x = ListEdgesRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[71]
+	mi := &file_hub_v1_admin_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4211,7 +4282,7 @@ func (x *ListEdgesRequest) String() string {
 func (*ListEdgesRequest) ProtoMessage() {}
 
 func (x *ListEdgesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[71]
+	mi := &file_hub_v1_admin_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4224,7 +4295,7 @@ func (x *ListEdgesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEdgesRequest.ProtoReflect.Descriptor instead.
 func (*ListEdgesRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{71}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListEdgesRequest) GetPageSize() uint32 {
@@ -4251,7 +4322,7 @@ type ListEdgesResponse struct {
 
 func (x *ListEdgesResponse) Reset() {
 	*x = ListEdgesResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[72]
+	mi := &file_hub_v1_admin_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4263,7 +4334,7 @@ func (x *ListEdgesResponse) String() string {
 func (*ListEdgesResponse) ProtoMessage() {}
 
 func (x *ListEdgesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[72]
+	mi := &file_hub_v1_admin_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4276,7 +4347,7 @@ func (x *ListEdgesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEdgesResponse.ProtoReflect.Descriptor instead.
 func (*ListEdgesResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{72}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListEdgesResponse) GetEdges() []*EdgeStatus {
@@ -4302,7 +4373,7 @@ type RevokeEdgeInviteRequest struct {
 
 func (x *RevokeEdgeInviteRequest) Reset() {
 	*x = RevokeEdgeInviteRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[73]
+	mi := &file_hub_v1_admin_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4314,7 +4385,7 @@ func (x *RevokeEdgeInviteRequest) String() string {
 func (*RevokeEdgeInviteRequest) ProtoMessage() {}
 
 func (x *RevokeEdgeInviteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[73]
+	mi := &file_hub_v1_admin_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4327,7 +4398,7 @@ func (x *RevokeEdgeInviteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEdgeInviteRequest.ProtoReflect.Descriptor instead.
 func (*RevokeEdgeInviteRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{73}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RevokeEdgeInviteRequest) GetId() string {
@@ -4345,7 +4416,7 @@ type RevokeEdgeInviteResponse struct {
 
 func (x *RevokeEdgeInviteResponse) Reset() {
 	*x = RevokeEdgeInviteResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[74]
+	mi := &file_hub_v1_admin_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4357,7 +4428,7 @@ func (x *RevokeEdgeInviteResponse) String() string {
 func (*RevokeEdgeInviteResponse) ProtoMessage() {}
 
 func (x *RevokeEdgeInviteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[74]
+	mi := &file_hub_v1_admin_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4370,7 +4441,7 @@ func (x *RevokeEdgeInviteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEdgeInviteResponse.ProtoReflect.Descriptor instead.
 func (*RevokeEdgeInviteResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{74}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{75}
 }
 
 type GetServerRequest struct {
@@ -4381,7 +4452,7 @@ type GetServerRequest struct {
 
 func (x *GetServerRequest) Reset() {
 	*x = GetServerRequest{}
-	mi := &file_hub_v1_admin_proto_msgTypes[75]
+	mi := &file_hub_v1_admin_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +4464,7 @@ func (x *GetServerRequest) String() string {
 func (*GetServerRequest) ProtoMessage() {}
 
 func (x *GetServerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[75]
+	mi := &file_hub_v1_admin_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +4477,7 @@ func (x *GetServerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerRequest.ProtoReflect.Descriptor instead.
 func (*GetServerRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{75}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{76}
 }
 
 type GetServerResponse struct {
@@ -4423,7 +4494,7 @@ type GetServerResponse struct {
 
 func (x *GetServerResponse) Reset() {
 	*x = GetServerResponse{}
-	mi := &file_hub_v1_admin_proto_msgTypes[76]
+	mi := &file_hub_v1_admin_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4435,7 +4506,7 @@ func (x *GetServerResponse) String() string {
 func (*GetServerResponse) ProtoMessage() {}
 
 func (x *GetServerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_admin_proto_msgTypes[76]
+	mi := &file_hub_v1_admin_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4448,7 +4519,7 @@ func (x *GetServerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerResponse.ProtoReflect.Descriptor instead.
 func (*GetServerResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_admin_proto_rawDescGZIP(), []int{76}
+	return file_hub_v1_admin_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GetServerResponse) GetVersion() string {
@@ -4652,12 +4723,18 @@ const file_hub_v1_admin_proto_rawDesc = "" +
 	"\ttruncated\x18\x02 \x01(\bR\ttruncated\"B\n" +
 	"\x12OpenForwardRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x16\n" +
-	"\x06target\x18\x02 \x01(\tR\x06target\"\x86\x01\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\"\xb6\x01\n" +
 	"\x13OpenForwardResponse\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x16\n" +
 	"\x06ticket\x18\x02 \x01(\tR\x06ticket\x129\n" +
 	"\n" +
-	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xde\x04\n" +
+	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12.\n" +
+	"\x05edges\x18\x04 \x03(\v2\x18.adit.hub.v1.ForwardEdgeR\x05edges\"g\n" +
+	"\vForwardEdge\x12\x1c\n" +
+	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x19\n" +
+	"\bkey_hash\x18\x02 \x01(\fR\akeyHash\x12\x1f\n" +
+	"\vserver_name\x18\x03 \x01(\tR\n" +
+	"serverName\"\xde\x04\n" +
 	"\x05Agent\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -4867,7 +4944,7 @@ func file_hub_v1_admin_proto_rawDescGZIP() []byte {
 	return file_hub_v1_admin_proto_rawDescData
 }
 
-var file_hub_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
+var file_hub_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 78)
 var file_hub_v1_admin_proto_goTypes = []any{
 	(*UpdateInviteRequest)(nil),      // 0: adit.hub.v1.UpdateInviteRequest
 	(*UpdateInviteResponse)(nil),     // 1: adit.hub.v1.UpdateInviteResponse
@@ -4911,202 +4988,204 @@ var file_hub_v1_admin_proto_goTypes = []any{
 	(*LogsResponse)(nil),             // 39: adit.hub.v1.LogsResponse
 	(*OpenForwardRequest)(nil),       // 40: adit.hub.v1.OpenForwardRequest
 	(*OpenForwardResponse)(nil),      // 41: adit.hub.v1.OpenForwardResponse
-	(*Agent)(nil),                    // 42: adit.hub.v1.Agent
-	(*Replica)(nil),                  // 43: adit.hub.v1.Replica
-	(*ListAgentsRequest)(nil),        // 44: adit.hub.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),       // 45: adit.hub.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),          // 46: adit.hub.v1.GetAgentRequest
-	(*GetAgentResponse)(nil),         // 47: adit.hub.v1.GetAgentResponse
-	(*Port)(nil),                     // 48: adit.hub.v1.Port
-	(*ListPortsRequest)(nil),         // 49: adit.hub.v1.ListPortsRequest
-	(*ListPortsResponse)(nil),        // 50: adit.hub.v1.ListPortsResponse
-	(*ReservePortRequest)(nil),       // 51: adit.hub.v1.ReservePortRequest
-	(*ReservePortResponse)(nil),      // 52: adit.hub.v1.ReservePortResponse
-	(*ReleasePortRequest)(nil),       // 53: adit.hub.v1.ReleasePortRequest
-	(*ReleasePortResponse)(nil),      // 54: adit.hub.v1.ReleasePortResponse
-	(*EdgeInvite)(nil),               // 55: adit.hub.v1.EdgeInvite
-	(*ListEdgeInvitesRequest)(nil),   // 56: adit.hub.v1.ListEdgeInvitesRequest
-	(*ListEdgeInvitesResponse)(nil),  // 57: adit.hub.v1.ListEdgeInvitesResponse
-	(*DrainEdgeRequest)(nil),         // 58: adit.hub.v1.DrainEdgeRequest
-	(*DrainEdgeResponse)(nil),        // 59: adit.hub.v1.DrainEdgeResponse
-	(*RemoveEdgeRequest)(nil),        // 60: adit.hub.v1.RemoveEdgeRequest
-	(*RemoveEdgeResponse)(nil),       // 61: adit.hub.v1.RemoveEdgeResponse
-	(*Tenant)(nil),                   // 62: adit.hub.v1.Tenant
-	(*HeldName)(nil),                 // 63: adit.hub.v1.HeldName
-	(*ListTenantsRequest)(nil),       // 64: adit.hub.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),      // 65: adit.hub.v1.ListTenantsResponse
-	(*ReleaseNameRequest)(nil),       // 66: adit.hub.v1.ReleaseNameRequest
-	(*ReleaseNameResponse)(nil),      // 67: adit.hub.v1.ReleaseNameResponse
-	(*InviteEdgeRequest)(nil),        // 68: adit.hub.v1.InviteEdgeRequest
-	(*InviteEdgeResponse)(nil),       // 69: adit.hub.v1.InviteEdgeResponse
-	(*EdgeStatus)(nil),               // 70: adit.hub.v1.EdgeStatus
-	(*ListEdgesRequest)(nil),         // 71: adit.hub.v1.ListEdgesRequest
-	(*ListEdgesResponse)(nil),        // 72: adit.hub.v1.ListEdgesResponse
-	(*RevokeEdgeInviteRequest)(nil),  // 73: adit.hub.v1.RevokeEdgeInviteRequest
-	(*RevokeEdgeInviteResponse)(nil), // 74: adit.hub.v1.RevokeEdgeInviteResponse
-	(*GetServerRequest)(nil),         // 75: adit.hub.v1.GetServerRequest
-	(*GetServerResponse)(nil),        // 76: adit.hub.v1.GetServerResponse
-	(*fieldmaskpb.FieldMask)(nil),    // 77: google.protobuf.FieldMask
-	(*durationpb.Duration)(nil),      // 78: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 79: google.protobuf.Timestamp
-	(*Grant)(nil),                    // 80: adit.hub.v1.Grant
-	(*PortRange)(nil),                // 81: adit.hub.v1.PortRange
-	(*Tunnel)(nil),                   // 82: adit.hub.v1.Tunnel
-	(*Verdict)(nil),                  // 83: adit.hub.v1.Verdict
-	(*DiscoveredService)(nil),        // 84: adit.hub.v1.DiscoveredService
-	(*ProviderState)(nil),            // 85: adit.hub.v1.ProviderState
-	(*PreflightAsk)(nil),             // 86: adit.hub.v1.PreflightAsk
-	(*PreflightAnswer)(nil),          // 87: adit.hub.v1.PreflightAnswer
-	(*LogLine)(nil),                  // 88: adit.hub.v1.LogLine
-	(*SessionReport)(nil),            // 89: adit.hub.v1.SessionReport
-	(*TunnelReport)(nil),             // 90: adit.hub.v1.TunnelReport
-	(v1.Kind)(0),                     // 91: adit.wire.v1.Kind
-	(*Edge)(nil),                     // 92: adit.hub.v1.Edge
+	(*ForwardEdge)(nil),              // 42: adit.hub.v1.ForwardEdge
+	(*Agent)(nil),                    // 43: adit.hub.v1.Agent
+	(*Replica)(nil),                  // 44: adit.hub.v1.Replica
+	(*ListAgentsRequest)(nil),        // 45: adit.hub.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),       // 46: adit.hub.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),          // 47: adit.hub.v1.GetAgentRequest
+	(*GetAgentResponse)(nil),         // 48: adit.hub.v1.GetAgentResponse
+	(*Port)(nil),                     // 49: adit.hub.v1.Port
+	(*ListPortsRequest)(nil),         // 50: adit.hub.v1.ListPortsRequest
+	(*ListPortsResponse)(nil),        // 51: adit.hub.v1.ListPortsResponse
+	(*ReservePortRequest)(nil),       // 52: adit.hub.v1.ReservePortRequest
+	(*ReservePortResponse)(nil),      // 53: adit.hub.v1.ReservePortResponse
+	(*ReleasePortRequest)(nil),       // 54: adit.hub.v1.ReleasePortRequest
+	(*ReleasePortResponse)(nil),      // 55: adit.hub.v1.ReleasePortResponse
+	(*EdgeInvite)(nil),               // 56: adit.hub.v1.EdgeInvite
+	(*ListEdgeInvitesRequest)(nil),   // 57: adit.hub.v1.ListEdgeInvitesRequest
+	(*ListEdgeInvitesResponse)(nil),  // 58: adit.hub.v1.ListEdgeInvitesResponse
+	(*DrainEdgeRequest)(nil),         // 59: adit.hub.v1.DrainEdgeRequest
+	(*DrainEdgeResponse)(nil),        // 60: adit.hub.v1.DrainEdgeResponse
+	(*RemoveEdgeRequest)(nil),        // 61: adit.hub.v1.RemoveEdgeRequest
+	(*RemoveEdgeResponse)(nil),       // 62: adit.hub.v1.RemoveEdgeResponse
+	(*Tenant)(nil),                   // 63: adit.hub.v1.Tenant
+	(*HeldName)(nil),                 // 64: adit.hub.v1.HeldName
+	(*ListTenantsRequest)(nil),       // 65: adit.hub.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),      // 66: adit.hub.v1.ListTenantsResponse
+	(*ReleaseNameRequest)(nil),       // 67: adit.hub.v1.ReleaseNameRequest
+	(*ReleaseNameResponse)(nil),      // 68: adit.hub.v1.ReleaseNameResponse
+	(*InviteEdgeRequest)(nil),        // 69: adit.hub.v1.InviteEdgeRequest
+	(*InviteEdgeResponse)(nil),       // 70: adit.hub.v1.InviteEdgeResponse
+	(*EdgeStatus)(nil),               // 71: adit.hub.v1.EdgeStatus
+	(*ListEdgesRequest)(nil),         // 72: adit.hub.v1.ListEdgesRequest
+	(*ListEdgesResponse)(nil),        // 73: adit.hub.v1.ListEdgesResponse
+	(*RevokeEdgeInviteRequest)(nil),  // 74: adit.hub.v1.RevokeEdgeInviteRequest
+	(*RevokeEdgeInviteResponse)(nil), // 75: adit.hub.v1.RevokeEdgeInviteResponse
+	(*GetServerRequest)(nil),         // 76: adit.hub.v1.GetServerRequest
+	(*GetServerResponse)(nil),        // 77: adit.hub.v1.GetServerResponse
+	(*fieldmaskpb.FieldMask)(nil),    // 78: google.protobuf.FieldMask
+	(*durationpb.Duration)(nil),      // 79: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 80: google.protobuf.Timestamp
+	(*Grant)(nil),                    // 81: adit.hub.v1.Grant
+	(*PortRange)(nil),                // 82: adit.hub.v1.PortRange
+	(*Tunnel)(nil),                   // 83: adit.hub.v1.Tunnel
+	(*Verdict)(nil),                  // 84: adit.hub.v1.Verdict
+	(*DiscoveredService)(nil),        // 85: adit.hub.v1.DiscoveredService
+	(*ProviderState)(nil),            // 86: adit.hub.v1.ProviderState
+	(*PreflightAsk)(nil),             // 87: adit.hub.v1.PreflightAsk
+	(*PreflightAnswer)(nil),          // 88: adit.hub.v1.PreflightAnswer
+	(*LogLine)(nil),                  // 89: adit.hub.v1.LogLine
+	(*SessionReport)(nil),            // 90: adit.hub.v1.SessionReport
+	(*TunnelReport)(nil),             // 91: adit.hub.v1.TunnelReport
+	(v1.Kind)(0),                     // 92: adit.wire.v1.Kind
+	(*Edge)(nil),                     // 93: adit.hub.v1.Edge
 }
 var file_hub_v1_admin_proto_depIdxs = []int32{
 	4,   // 0: adit.hub.v1.UpdateInviteRequest.invite:type_name -> adit.hub.v1.Invite
-	77,  // 1: adit.hub.v1.UpdateInviteRequest.update_mask:type_name -> google.protobuf.FieldMask
+	78,  // 1: adit.hub.v1.UpdateInviteRequest.update_mask:type_name -> google.protobuf.FieldMask
 	4,   // 2: adit.hub.v1.UpdateInviteResponse.invite:type_name -> adit.hub.v1.Invite
-	78,  // 3: adit.hub.v1.RotateInviteRequest.overlap:type_name -> google.protobuf.Duration
+	79,  // 3: adit.hub.v1.RotateInviteRequest.overlap:type_name -> google.protobuf.Duration
 	4,   // 4: adit.hub.v1.RotateInviteResponse.invite:type_name -> adit.hub.v1.Invite
-	79,  // 5: adit.hub.v1.RotateInviteResponse.old_expires_at:type_name -> google.protobuf.Timestamp
-	80,  // 6: adit.hub.v1.Invite.grant:type_name -> adit.hub.v1.Grant
-	79,  // 7: adit.hub.v1.Invite.created_at:type_name -> google.protobuf.Timestamp
-	79,  // 8: adit.hub.v1.Invite.expires_at:type_name -> google.protobuf.Timestamp
-	79,  // 9: adit.hub.v1.Invite.revoked_at:type_name -> google.protobuf.Timestamp
-	81,  // 10: adit.hub.v1.CreateInviteRequest.tcp_ports:type_name -> adit.hub.v1.PortRange
-	81,  // 11: adit.hub.v1.CreateInviteRequest.udp_ports:type_name -> adit.hub.v1.PortRange
-	79,  // 12: adit.hub.v1.CreateInviteRequest.expires_at:type_name -> google.protobuf.Timestamp
+	80,  // 5: adit.hub.v1.RotateInviteResponse.old_expires_at:type_name -> google.protobuf.Timestamp
+	81,  // 6: adit.hub.v1.Invite.grant:type_name -> adit.hub.v1.Grant
+	80,  // 7: adit.hub.v1.Invite.created_at:type_name -> google.protobuf.Timestamp
+	80,  // 8: adit.hub.v1.Invite.expires_at:type_name -> google.protobuf.Timestamp
+	80,  // 9: adit.hub.v1.Invite.revoked_at:type_name -> google.protobuf.Timestamp
+	82,  // 10: adit.hub.v1.CreateInviteRequest.tcp_ports:type_name -> adit.hub.v1.PortRange
+	82,  // 11: adit.hub.v1.CreateInviteRequest.udp_ports:type_name -> adit.hub.v1.PortRange
+	80,  // 12: adit.hub.v1.CreateInviteRequest.expires_at:type_name -> google.protobuf.Timestamp
 	4,   // 13: adit.hub.v1.CreateInviteResponse.invite:type_name -> adit.hub.v1.Invite
 	4,   // 14: adit.hub.v1.ListInvitesResponse.invites:type_name -> adit.hub.v1.Invite
 	4,   // 15: adit.hub.v1.GetInviteResponse.invite:type_name -> adit.hub.v1.Invite
 	4,   // 16: adit.hub.v1.RevokeInviteResponse.invite:type_name -> adit.hub.v1.Invite
-	82,  // 17: adit.hub.v1.CreateTunnelRequest.tunnel:type_name -> adit.hub.v1.Tunnel
+	83,  // 17: adit.hub.v1.CreateTunnelRequest.tunnel:type_name -> adit.hub.v1.Tunnel
 	19,  // 18: adit.hub.v1.CreateTunnelResponse.tunnel:type_name -> adit.hub.v1.TunnelStatus
-	82,  // 19: adit.hub.v1.UpdateTunnelRequest.tunnel:type_name -> adit.hub.v1.Tunnel
-	77,  // 20: adit.hub.v1.UpdateTunnelRequest.update_mask:type_name -> google.protobuf.FieldMask
+	83,  // 19: adit.hub.v1.UpdateTunnelRequest.tunnel:type_name -> adit.hub.v1.Tunnel
+	78,  // 20: adit.hub.v1.UpdateTunnelRequest.update_mask:type_name -> google.protobuf.FieldMask
 	19,  // 21: adit.hub.v1.UpdateTunnelResponse.tunnel:type_name -> adit.hub.v1.TunnelStatus
-	82,  // 22: adit.hub.v1.TunnelStatus.tunnel:type_name -> adit.hub.v1.Tunnel
-	83,  // 23: adit.hub.v1.TunnelStatus.conflicts:type_name -> adit.hub.v1.Verdict
+	83,  // 22: adit.hub.v1.TunnelStatus.tunnel:type_name -> adit.hub.v1.Tunnel
+	84,  // 23: adit.hub.v1.TunnelStatus.conflicts:type_name -> adit.hub.v1.Verdict
 	19,  // 24: adit.hub.v1.ListTunnelsResponse.tunnels:type_name -> adit.hub.v1.TunnelStatus
 	19,  // 25: adit.hub.v1.GetTunnelResponse.tunnel:type_name -> adit.hub.v1.TunnelStatus
-	80,  // 26: adit.hub.v1.CreateAgentRequest.grant:type_name -> adit.hub.v1.Grant
-	42,  // 27: adit.hub.v1.CreateAgentResponse.agent:type_name -> adit.hub.v1.Agent
-	78,  // 28: adit.hub.v1.RotateAgentRequest.overlap:type_name -> google.protobuf.Duration
-	42,  // 29: adit.hub.v1.RotateAgentResponse.agent:type_name -> adit.hub.v1.Agent
-	79,  // 30: adit.hub.v1.RotateAgentResponse.old_expires_at:type_name -> google.protobuf.Timestamp
-	42,  // 31: adit.hub.v1.SetAgentEnabledResponse.agent:type_name -> adit.hub.v1.Agent
-	84,  // 32: adit.hub.v1.ListServicesResponse.services:type_name -> adit.hub.v1.DiscoveredService
-	79,  // 33: adit.hub.v1.ListServicesResponse.reported_at:type_name -> google.protobuf.Timestamp
-	85,  // 34: adit.hub.v1.ListServicesResponse.providers:type_name -> adit.hub.v1.ProviderState
-	86,  // 35: adit.hub.v1.PreflightRequest.ask:type_name -> adit.hub.v1.PreflightAsk
-	87,  // 36: adit.hub.v1.PreflightResponse.answer:type_name -> adit.hub.v1.PreflightAnswer
-	88,  // 37: adit.hub.v1.LogsResponse.lines:type_name -> adit.hub.v1.LogLine
-	79,  // 38: adit.hub.v1.OpenForwardResponse.expires_at:type_name -> google.protobuf.Timestamp
-	43,  // 39: adit.hub.v1.Agent.replicas:type_name -> adit.hub.v1.Replica
-	79,  // 40: adit.hub.v1.Agent.created_at:type_name -> google.protobuf.Timestamp
-	79,  // 41: adit.hub.v1.Agent.last_seen_at:type_name -> google.protobuf.Timestamp
-	79,  // 42: adit.hub.v1.Agent.holder_since:type_name -> google.protobuf.Timestamp
-	79,  // 43: adit.hub.v1.Agent.old_token_expires_at:type_name -> google.protobuf.Timestamp
-	80,  // 44: adit.hub.v1.Agent.grant:type_name -> adit.hub.v1.Grant
-	79,  // 45: adit.hub.v1.Replica.last_seen:type_name -> google.protobuf.Timestamp
-	89,  // 46: adit.hub.v1.Replica.sessions:type_name -> adit.hub.v1.SessionReport
-	83,  // 47: adit.hub.v1.Replica.verdicts:type_name -> adit.hub.v1.Verdict
-	90,  // 48: adit.hub.v1.Replica.tunnels:type_name -> adit.hub.v1.TunnelReport
-	42,  // 49: adit.hub.v1.ListAgentsResponse.agents:type_name -> adit.hub.v1.Agent
-	42,  // 50: adit.hub.v1.GetAgentResponse.agent:type_name -> adit.hub.v1.Agent
-	91,  // 51: adit.hub.v1.Port.kind:type_name -> adit.wire.v1.Kind
-	48,  // 52: adit.hub.v1.ListPortsResponse.ports:type_name -> adit.hub.v1.Port
-	91,  // 53: adit.hub.v1.ReservePortRequest.kind:type_name -> adit.wire.v1.Kind
-	48,  // 54: adit.hub.v1.ReservePortResponse.port:type_name -> adit.hub.v1.Port
-	91,  // 55: adit.hub.v1.ReleasePortRequest.kind:type_name -> adit.wire.v1.Kind
-	79,  // 56: adit.hub.v1.EdgeInvite.created_at:type_name -> google.protobuf.Timestamp
-	79,  // 57: adit.hub.v1.EdgeInvite.expires_at:type_name -> google.protobuf.Timestamp
-	55,  // 58: adit.hub.v1.ListEdgeInvitesResponse.invites:type_name -> adit.hub.v1.EdgeInvite
-	70,  // 59: adit.hub.v1.DrainEdgeResponse.edge:type_name -> adit.hub.v1.EdgeStatus
-	79,  // 60: adit.hub.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
-	63,  // 61: adit.hub.v1.Tenant.held:type_name -> adit.hub.v1.HeldName
-	79,  // 62: adit.hub.v1.HeldName.until:type_name -> google.protobuf.Timestamp
-	62,  // 63: adit.hub.v1.ListTenantsResponse.tenants:type_name -> adit.hub.v1.Tenant
-	79,  // 64: adit.hub.v1.InviteEdgeRequest.expires_at:type_name -> google.protobuf.Timestamp
-	92,  // 65: adit.hub.v1.EdgeStatus.edge:type_name -> adit.hub.v1.Edge
-	79,  // 66: adit.hub.v1.EdgeStatus.last_seen:type_name -> google.protobuf.Timestamp
-	70,  // 67: adit.hub.v1.ListEdgesResponse.edges:type_name -> adit.hub.v1.EdgeStatus
-	79,  // 68: adit.hub.v1.GetServerResponse.time:type_name -> google.protobuf.Timestamp
-	70,  // 69: adit.hub.v1.GetServerResponse.edges:type_name -> adit.hub.v1.EdgeStatus
-	5,   // 70: adit.hub.v1.InviteService.CreateInvite:input_type -> adit.hub.v1.CreateInviteRequest
-	7,   // 71: adit.hub.v1.InviteService.ListInvites:input_type -> adit.hub.v1.ListInvitesRequest
-	9,   // 72: adit.hub.v1.InviteService.GetInvite:input_type -> adit.hub.v1.GetInviteRequest
-	11,  // 73: adit.hub.v1.InviteService.RevokeInvite:input_type -> adit.hub.v1.RevokeInviteRequest
-	0,   // 74: adit.hub.v1.InviteService.UpdateInvite:input_type -> adit.hub.v1.UpdateInviteRequest
-	2,   // 75: adit.hub.v1.InviteService.RotateInvite:input_type -> adit.hub.v1.RotateInviteRequest
-	20,  // 76: adit.hub.v1.TunnelService.ListTunnels:input_type -> adit.hub.v1.ListTunnelsRequest
-	22,  // 77: adit.hub.v1.TunnelService.GetTunnel:input_type -> adit.hub.v1.GetTunnelRequest
-	13,  // 78: adit.hub.v1.TunnelService.CreateTunnel:input_type -> adit.hub.v1.CreateTunnelRequest
-	15,  // 79: adit.hub.v1.TunnelService.UpdateTunnel:input_type -> adit.hub.v1.UpdateTunnelRequest
-	17,  // 80: adit.hub.v1.TunnelService.DeleteTunnel:input_type -> adit.hub.v1.DeleteTunnelRequest
-	44,  // 81: adit.hub.v1.AgentService.ListAgents:input_type -> adit.hub.v1.ListAgentsRequest
-	46,  // 82: adit.hub.v1.AgentService.GetAgent:input_type -> adit.hub.v1.GetAgentRequest
-	24,  // 83: adit.hub.v1.AgentService.CreateAgent:input_type -> adit.hub.v1.CreateAgentRequest
-	26,  // 84: adit.hub.v1.AgentService.DeleteAgent:input_type -> adit.hub.v1.DeleteAgentRequest
-	28,  // 85: adit.hub.v1.AgentService.RotateAgent:input_type -> adit.hub.v1.RotateAgentRequest
-	30,  // 86: adit.hub.v1.AgentService.SetAgentEnabled:input_type -> adit.hub.v1.SetAgentEnabledRequest
-	32,  // 87: adit.hub.v1.AgentService.DrainAgent:input_type -> adit.hub.v1.DrainAgentRequest
-	34,  // 88: adit.hub.v1.AgentService.ListServices:input_type -> adit.hub.v1.ListServicesRequest
-	36,  // 89: adit.hub.v1.AgentService.Preflight:input_type -> adit.hub.v1.PreflightRequest
-	38,  // 90: adit.hub.v1.AgentService.Logs:input_type -> adit.hub.v1.LogsRequest
-	40,  // 91: adit.hub.v1.AgentService.OpenForward:input_type -> adit.hub.v1.OpenForwardRequest
-	49,  // 92: adit.hub.v1.PortService.ListPorts:input_type -> adit.hub.v1.ListPortsRequest
-	51,  // 93: adit.hub.v1.PortService.ReservePort:input_type -> adit.hub.v1.ReservePortRequest
-	53,  // 94: adit.hub.v1.PortService.ReleasePort:input_type -> adit.hub.v1.ReleasePortRequest
-	68,  // 95: adit.hub.v1.EdgeService.InviteEdge:input_type -> adit.hub.v1.InviteEdgeRequest
-	71,  // 96: adit.hub.v1.EdgeService.ListEdges:input_type -> adit.hub.v1.ListEdgesRequest
-	73,  // 97: adit.hub.v1.EdgeService.RevokeEdgeInvite:input_type -> adit.hub.v1.RevokeEdgeInviteRequest
-	56,  // 98: adit.hub.v1.EdgeService.ListEdgeInvites:input_type -> adit.hub.v1.ListEdgeInvitesRequest
-	58,  // 99: adit.hub.v1.EdgeService.DrainEdge:input_type -> adit.hub.v1.DrainEdgeRequest
-	60,  // 100: adit.hub.v1.EdgeService.RemoveEdge:input_type -> adit.hub.v1.RemoveEdgeRequest
-	64,  // 101: adit.hub.v1.TenantService.ListTenants:input_type -> adit.hub.v1.ListTenantsRequest
-	66,  // 102: adit.hub.v1.TenantService.ReleaseName:input_type -> adit.hub.v1.ReleaseNameRequest
-	75,  // 103: adit.hub.v1.ServerService.GetServer:input_type -> adit.hub.v1.GetServerRequest
-	6,   // 104: adit.hub.v1.InviteService.CreateInvite:output_type -> adit.hub.v1.CreateInviteResponse
-	8,   // 105: adit.hub.v1.InviteService.ListInvites:output_type -> adit.hub.v1.ListInvitesResponse
-	10,  // 106: adit.hub.v1.InviteService.GetInvite:output_type -> adit.hub.v1.GetInviteResponse
-	12,  // 107: adit.hub.v1.InviteService.RevokeInvite:output_type -> adit.hub.v1.RevokeInviteResponse
-	1,   // 108: adit.hub.v1.InviteService.UpdateInvite:output_type -> adit.hub.v1.UpdateInviteResponse
-	3,   // 109: adit.hub.v1.InviteService.RotateInvite:output_type -> adit.hub.v1.RotateInviteResponse
-	21,  // 110: adit.hub.v1.TunnelService.ListTunnels:output_type -> adit.hub.v1.ListTunnelsResponse
-	23,  // 111: adit.hub.v1.TunnelService.GetTunnel:output_type -> adit.hub.v1.GetTunnelResponse
-	14,  // 112: adit.hub.v1.TunnelService.CreateTunnel:output_type -> adit.hub.v1.CreateTunnelResponse
-	16,  // 113: adit.hub.v1.TunnelService.UpdateTunnel:output_type -> adit.hub.v1.UpdateTunnelResponse
-	18,  // 114: adit.hub.v1.TunnelService.DeleteTunnel:output_type -> adit.hub.v1.DeleteTunnelResponse
-	45,  // 115: adit.hub.v1.AgentService.ListAgents:output_type -> adit.hub.v1.ListAgentsResponse
-	47,  // 116: adit.hub.v1.AgentService.GetAgent:output_type -> adit.hub.v1.GetAgentResponse
-	25,  // 117: adit.hub.v1.AgentService.CreateAgent:output_type -> adit.hub.v1.CreateAgentResponse
-	27,  // 118: adit.hub.v1.AgentService.DeleteAgent:output_type -> adit.hub.v1.DeleteAgentResponse
-	29,  // 119: adit.hub.v1.AgentService.RotateAgent:output_type -> adit.hub.v1.RotateAgentResponse
-	31,  // 120: adit.hub.v1.AgentService.SetAgentEnabled:output_type -> adit.hub.v1.SetAgentEnabledResponse
-	33,  // 121: adit.hub.v1.AgentService.DrainAgent:output_type -> adit.hub.v1.DrainAgentResponse
-	35,  // 122: adit.hub.v1.AgentService.ListServices:output_type -> adit.hub.v1.ListServicesResponse
-	37,  // 123: adit.hub.v1.AgentService.Preflight:output_type -> adit.hub.v1.PreflightResponse
-	39,  // 124: adit.hub.v1.AgentService.Logs:output_type -> adit.hub.v1.LogsResponse
-	41,  // 125: adit.hub.v1.AgentService.OpenForward:output_type -> adit.hub.v1.OpenForwardResponse
-	50,  // 126: adit.hub.v1.PortService.ListPorts:output_type -> adit.hub.v1.ListPortsResponse
-	52,  // 127: adit.hub.v1.PortService.ReservePort:output_type -> adit.hub.v1.ReservePortResponse
-	54,  // 128: adit.hub.v1.PortService.ReleasePort:output_type -> adit.hub.v1.ReleasePortResponse
-	69,  // 129: adit.hub.v1.EdgeService.InviteEdge:output_type -> adit.hub.v1.InviteEdgeResponse
-	72,  // 130: adit.hub.v1.EdgeService.ListEdges:output_type -> adit.hub.v1.ListEdgesResponse
-	74,  // 131: adit.hub.v1.EdgeService.RevokeEdgeInvite:output_type -> adit.hub.v1.RevokeEdgeInviteResponse
-	57,  // 132: adit.hub.v1.EdgeService.ListEdgeInvites:output_type -> adit.hub.v1.ListEdgeInvitesResponse
-	59,  // 133: adit.hub.v1.EdgeService.DrainEdge:output_type -> adit.hub.v1.DrainEdgeResponse
-	61,  // 134: adit.hub.v1.EdgeService.RemoveEdge:output_type -> adit.hub.v1.RemoveEdgeResponse
-	65,  // 135: adit.hub.v1.TenantService.ListTenants:output_type -> adit.hub.v1.ListTenantsResponse
-	67,  // 136: adit.hub.v1.TenantService.ReleaseName:output_type -> adit.hub.v1.ReleaseNameResponse
-	76,  // 137: adit.hub.v1.ServerService.GetServer:output_type -> adit.hub.v1.GetServerResponse
-	104, // [104:138] is the sub-list for method output_type
-	70,  // [70:104] is the sub-list for method input_type
-	70,  // [70:70] is the sub-list for extension type_name
-	70,  // [70:70] is the sub-list for extension extendee
-	0,   // [0:70] is the sub-list for field type_name
+	81,  // 26: adit.hub.v1.CreateAgentRequest.grant:type_name -> adit.hub.v1.Grant
+	43,  // 27: adit.hub.v1.CreateAgentResponse.agent:type_name -> adit.hub.v1.Agent
+	79,  // 28: adit.hub.v1.RotateAgentRequest.overlap:type_name -> google.protobuf.Duration
+	43,  // 29: adit.hub.v1.RotateAgentResponse.agent:type_name -> adit.hub.v1.Agent
+	80,  // 30: adit.hub.v1.RotateAgentResponse.old_expires_at:type_name -> google.protobuf.Timestamp
+	43,  // 31: adit.hub.v1.SetAgentEnabledResponse.agent:type_name -> adit.hub.v1.Agent
+	85,  // 32: adit.hub.v1.ListServicesResponse.services:type_name -> adit.hub.v1.DiscoveredService
+	80,  // 33: adit.hub.v1.ListServicesResponse.reported_at:type_name -> google.protobuf.Timestamp
+	86,  // 34: adit.hub.v1.ListServicesResponse.providers:type_name -> adit.hub.v1.ProviderState
+	87,  // 35: adit.hub.v1.PreflightRequest.ask:type_name -> adit.hub.v1.PreflightAsk
+	88,  // 36: adit.hub.v1.PreflightResponse.answer:type_name -> adit.hub.v1.PreflightAnswer
+	89,  // 37: adit.hub.v1.LogsResponse.lines:type_name -> adit.hub.v1.LogLine
+	80,  // 38: adit.hub.v1.OpenForwardResponse.expires_at:type_name -> google.protobuf.Timestamp
+	42,  // 39: adit.hub.v1.OpenForwardResponse.edges:type_name -> adit.hub.v1.ForwardEdge
+	44,  // 40: adit.hub.v1.Agent.replicas:type_name -> adit.hub.v1.Replica
+	80,  // 41: adit.hub.v1.Agent.created_at:type_name -> google.protobuf.Timestamp
+	80,  // 42: adit.hub.v1.Agent.last_seen_at:type_name -> google.protobuf.Timestamp
+	80,  // 43: adit.hub.v1.Agent.holder_since:type_name -> google.protobuf.Timestamp
+	80,  // 44: adit.hub.v1.Agent.old_token_expires_at:type_name -> google.protobuf.Timestamp
+	81,  // 45: adit.hub.v1.Agent.grant:type_name -> adit.hub.v1.Grant
+	80,  // 46: adit.hub.v1.Replica.last_seen:type_name -> google.protobuf.Timestamp
+	90,  // 47: adit.hub.v1.Replica.sessions:type_name -> adit.hub.v1.SessionReport
+	84,  // 48: adit.hub.v1.Replica.verdicts:type_name -> adit.hub.v1.Verdict
+	91,  // 49: adit.hub.v1.Replica.tunnels:type_name -> adit.hub.v1.TunnelReport
+	43,  // 50: adit.hub.v1.ListAgentsResponse.agents:type_name -> adit.hub.v1.Agent
+	43,  // 51: adit.hub.v1.GetAgentResponse.agent:type_name -> adit.hub.v1.Agent
+	92,  // 52: adit.hub.v1.Port.kind:type_name -> adit.wire.v1.Kind
+	49,  // 53: adit.hub.v1.ListPortsResponse.ports:type_name -> adit.hub.v1.Port
+	92,  // 54: adit.hub.v1.ReservePortRequest.kind:type_name -> adit.wire.v1.Kind
+	49,  // 55: adit.hub.v1.ReservePortResponse.port:type_name -> adit.hub.v1.Port
+	92,  // 56: adit.hub.v1.ReleasePortRequest.kind:type_name -> adit.wire.v1.Kind
+	80,  // 57: adit.hub.v1.EdgeInvite.created_at:type_name -> google.protobuf.Timestamp
+	80,  // 58: adit.hub.v1.EdgeInvite.expires_at:type_name -> google.protobuf.Timestamp
+	56,  // 59: adit.hub.v1.ListEdgeInvitesResponse.invites:type_name -> adit.hub.v1.EdgeInvite
+	71,  // 60: adit.hub.v1.DrainEdgeResponse.edge:type_name -> adit.hub.v1.EdgeStatus
+	80,  // 61: adit.hub.v1.Tenant.created_at:type_name -> google.protobuf.Timestamp
+	64,  // 62: adit.hub.v1.Tenant.held:type_name -> adit.hub.v1.HeldName
+	80,  // 63: adit.hub.v1.HeldName.until:type_name -> google.protobuf.Timestamp
+	63,  // 64: adit.hub.v1.ListTenantsResponse.tenants:type_name -> adit.hub.v1.Tenant
+	80,  // 65: adit.hub.v1.InviteEdgeRequest.expires_at:type_name -> google.protobuf.Timestamp
+	93,  // 66: adit.hub.v1.EdgeStatus.edge:type_name -> adit.hub.v1.Edge
+	80,  // 67: adit.hub.v1.EdgeStatus.last_seen:type_name -> google.protobuf.Timestamp
+	71,  // 68: adit.hub.v1.ListEdgesResponse.edges:type_name -> adit.hub.v1.EdgeStatus
+	80,  // 69: adit.hub.v1.GetServerResponse.time:type_name -> google.protobuf.Timestamp
+	71,  // 70: adit.hub.v1.GetServerResponse.edges:type_name -> adit.hub.v1.EdgeStatus
+	5,   // 71: adit.hub.v1.InviteService.CreateInvite:input_type -> adit.hub.v1.CreateInviteRequest
+	7,   // 72: adit.hub.v1.InviteService.ListInvites:input_type -> adit.hub.v1.ListInvitesRequest
+	9,   // 73: adit.hub.v1.InviteService.GetInvite:input_type -> adit.hub.v1.GetInviteRequest
+	11,  // 74: adit.hub.v1.InviteService.RevokeInvite:input_type -> adit.hub.v1.RevokeInviteRequest
+	0,   // 75: adit.hub.v1.InviteService.UpdateInvite:input_type -> adit.hub.v1.UpdateInviteRequest
+	2,   // 76: adit.hub.v1.InviteService.RotateInvite:input_type -> adit.hub.v1.RotateInviteRequest
+	20,  // 77: adit.hub.v1.TunnelService.ListTunnels:input_type -> adit.hub.v1.ListTunnelsRequest
+	22,  // 78: adit.hub.v1.TunnelService.GetTunnel:input_type -> adit.hub.v1.GetTunnelRequest
+	13,  // 79: adit.hub.v1.TunnelService.CreateTunnel:input_type -> adit.hub.v1.CreateTunnelRequest
+	15,  // 80: adit.hub.v1.TunnelService.UpdateTunnel:input_type -> adit.hub.v1.UpdateTunnelRequest
+	17,  // 81: adit.hub.v1.TunnelService.DeleteTunnel:input_type -> adit.hub.v1.DeleteTunnelRequest
+	45,  // 82: adit.hub.v1.AgentService.ListAgents:input_type -> adit.hub.v1.ListAgentsRequest
+	47,  // 83: adit.hub.v1.AgentService.GetAgent:input_type -> adit.hub.v1.GetAgentRequest
+	24,  // 84: adit.hub.v1.AgentService.CreateAgent:input_type -> adit.hub.v1.CreateAgentRequest
+	26,  // 85: adit.hub.v1.AgentService.DeleteAgent:input_type -> adit.hub.v1.DeleteAgentRequest
+	28,  // 86: adit.hub.v1.AgentService.RotateAgent:input_type -> adit.hub.v1.RotateAgentRequest
+	30,  // 87: adit.hub.v1.AgentService.SetAgentEnabled:input_type -> adit.hub.v1.SetAgentEnabledRequest
+	32,  // 88: adit.hub.v1.AgentService.DrainAgent:input_type -> adit.hub.v1.DrainAgentRequest
+	34,  // 89: adit.hub.v1.AgentService.ListServices:input_type -> adit.hub.v1.ListServicesRequest
+	36,  // 90: adit.hub.v1.AgentService.Preflight:input_type -> adit.hub.v1.PreflightRequest
+	38,  // 91: adit.hub.v1.AgentService.Logs:input_type -> adit.hub.v1.LogsRequest
+	40,  // 92: adit.hub.v1.AgentService.OpenForward:input_type -> adit.hub.v1.OpenForwardRequest
+	50,  // 93: adit.hub.v1.PortService.ListPorts:input_type -> adit.hub.v1.ListPortsRequest
+	52,  // 94: adit.hub.v1.PortService.ReservePort:input_type -> adit.hub.v1.ReservePortRequest
+	54,  // 95: adit.hub.v1.PortService.ReleasePort:input_type -> adit.hub.v1.ReleasePortRequest
+	69,  // 96: adit.hub.v1.EdgeService.InviteEdge:input_type -> adit.hub.v1.InviteEdgeRequest
+	72,  // 97: adit.hub.v1.EdgeService.ListEdges:input_type -> adit.hub.v1.ListEdgesRequest
+	74,  // 98: adit.hub.v1.EdgeService.RevokeEdgeInvite:input_type -> adit.hub.v1.RevokeEdgeInviteRequest
+	57,  // 99: adit.hub.v1.EdgeService.ListEdgeInvites:input_type -> adit.hub.v1.ListEdgeInvitesRequest
+	59,  // 100: adit.hub.v1.EdgeService.DrainEdge:input_type -> adit.hub.v1.DrainEdgeRequest
+	61,  // 101: adit.hub.v1.EdgeService.RemoveEdge:input_type -> adit.hub.v1.RemoveEdgeRequest
+	65,  // 102: adit.hub.v1.TenantService.ListTenants:input_type -> adit.hub.v1.ListTenantsRequest
+	67,  // 103: adit.hub.v1.TenantService.ReleaseName:input_type -> adit.hub.v1.ReleaseNameRequest
+	76,  // 104: adit.hub.v1.ServerService.GetServer:input_type -> adit.hub.v1.GetServerRequest
+	6,   // 105: adit.hub.v1.InviteService.CreateInvite:output_type -> adit.hub.v1.CreateInviteResponse
+	8,   // 106: adit.hub.v1.InviteService.ListInvites:output_type -> adit.hub.v1.ListInvitesResponse
+	10,  // 107: adit.hub.v1.InviteService.GetInvite:output_type -> adit.hub.v1.GetInviteResponse
+	12,  // 108: adit.hub.v1.InviteService.RevokeInvite:output_type -> adit.hub.v1.RevokeInviteResponse
+	1,   // 109: adit.hub.v1.InviteService.UpdateInvite:output_type -> adit.hub.v1.UpdateInviteResponse
+	3,   // 110: adit.hub.v1.InviteService.RotateInvite:output_type -> adit.hub.v1.RotateInviteResponse
+	21,  // 111: adit.hub.v1.TunnelService.ListTunnels:output_type -> adit.hub.v1.ListTunnelsResponse
+	23,  // 112: adit.hub.v1.TunnelService.GetTunnel:output_type -> adit.hub.v1.GetTunnelResponse
+	14,  // 113: adit.hub.v1.TunnelService.CreateTunnel:output_type -> adit.hub.v1.CreateTunnelResponse
+	16,  // 114: adit.hub.v1.TunnelService.UpdateTunnel:output_type -> adit.hub.v1.UpdateTunnelResponse
+	18,  // 115: adit.hub.v1.TunnelService.DeleteTunnel:output_type -> adit.hub.v1.DeleteTunnelResponse
+	46,  // 116: adit.hub.v1.AgentService.ListAgents:output_type -> adit.hub.v1.ListAgentsResponse
+	48,  // 117: adit.hub.v1.AgentService.GetAgent:output_type -> adit.hub.v1.GetAgentResponse
+	25,  // 118: adit.hub.v1.AgentService.CreateAgent:output_type -> adit.hub.v1.CreateAgentResponse
+	27,  // 119: adit.hub.v1.AgentService.DeleteAgent:output_type -> adit.hub.v1.DeleteAgentResponse
+	29,  // 120: adit.hub.v1.AgentService.RotateAgent:output_type -> adit.hub.v1.RotateAgentResponse
+	31,  // 121: adit.hub.v1.AgentService.SetAgentEnabled:output_type -> adit.hub.v1.SetAgentEnabledResponse
+	33,  // 122: adit.hub.v1.AgentService.DrainAgent:output_type -> adit.hub.v1.DrainAgentResponse
+	35,  // 123: adit.hub.v1.AgentService.ListServices:output_type -> adit.hub.v1.ListServicesResponse
+	37,  // 124: adit.hub.v1.AgentService.Preflight:output_type -> adit.hub.v1.PreflightResponse
+	39,  // 125: adit.hub.v1.AgentService.Logs:output_type -> adit.hub.v1.LogsResponse
+	41,  // 126: adit.hub.v1.AgentService.OpenForward:output_type -> adit.hub.v1.OpenForwardResponse
+	51,  // 127: adit.hub.v1.PortService.ListPorts:output_type -> adit.hub.v1.ListPortsResponse
+	53,  // 128: adit.hub.v1.PortService.ReservePort:output_type -> adit.hub.v1.ReservePortResponse
+	55,  // 129: adit.hub.v1.PortService.ReleasePort:output_type -> adit.hub.v1.ReleasePortResponse
+	70,  // 130: adit.hub.v1.EdgeService.InviteEdge:output_type -> adit.hub.v1.InviteEdgeResponse
+	73,  // 131: adit.hub.v1.EdgeService.ListEdges:output_type -> adit.hub.v1.ListEdgesResponse
+	75,  // 132: adit.hub.v1.EdgeService.RevokeEdgeInvite:output_type -> adit.hub.v1.RevokeEdgeInviteResponse
+	58,  // 133: adit.hub.v1.EdgeService.ListEdgeInvites:output_type -> adit.hub.v1.ListEdgeInvitesResponse
+	60,  // 134: adit.hub.v1.EdgeService.DrainEdge:output_type -> adit.hub.v1.DrainEdgeResponse
+	62,  // 135: adit.hub.v1.EdgeService.RemoveEdge:output_type -> adit.hub.v1.RemoveEdgeResponse
+	66,  // 136: adit.hub.v1.TenantService.ListTenants:output_type -> adit.hub.v1.ListTenantsResponse
+	68,  // 137: adit.hub.v1.TenantService.ReleaseName:output_type -> adit.hub.v1.ReleaseNameResponse
+	77,  // 138: adit.hub.v1.ServerService.GetServer:output_type -> adit.hub.v1.GetServerResponse
+	105, // [105:139] is the sub-list for method output_type
+	71,  // [71:105] is the sub-list for method input_type
+	71,  // [71:71] is the sub-list for extension type_name
+	71,  // [71:71] is the sub-list for extension extendee
+	0,   // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_admin_proto_init() }
@@ -5122,7 +5201,7 @@ func file_hub_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hub_v1_admin_proto_rawDesc), len(file_hub_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   77,
+			NumMessages:   78,
 			NumExtensions: 0,
 			NumServices:   7,
 		},

@@ -37,6 +37,8 @@ func (r *Resource) Key() string {
 		return "settings/"
 	case *Resource_Challenge:
 		return "challenge/" + i.Challenge.GetType() + "/" + i.Challenge.GetName()
+	case *Resource_Forwarder:
+		return "forwarder/" + i.Forwarder.GetId()
 	}
 	return ""
 }

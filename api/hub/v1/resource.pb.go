@@ -140,6 +140,7 @@ type Resource struct {
 	//	*Resource_Certificate
 	//	*Resource_Settings
 	//	*Resource_Challenge
+	//	*Resource_Forwarder
 	Item          isResource_Item `protobuf_oneof:"item"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -236,6 +237,15 @@ func (x *Resource) GetChallenge() *Challenge {
 	return nil
 }
 
+func (x *Resource) GetForwarder() *Forwarder {
+	if x != nil {
+		if x, ok := x.Item.(*Resource_Forwarder); ok {
+			return x.Forwarder
+		}
+	}
+	return nil
+}
+
 type isResource_Item interface {
 	isResource_Item()
 }
@@ -264,6 +274,10 @@ type Resource_Challenge struct {
 	Challenge *Challenge `protobuf:"bytes,6,opt,name=challenge,proto3,oneof"`
 }
 
+type Resource_Forwarder struct {
+	Forwarder *Forwarder `protobuf:"bytes,7,opt,name=forwarder,proto3,oneof"`
+}
+
 func (*Resource_Tunnel) isResource_Item() {}
 
 func (*Resource_Credential) isResource_Item() {}
@@ -275,6 +289,8 @@ func (*Resource_Certificate) isResource_Item() {}
 func (*Resource_Settings) isResource_Item() {}
 
 func (*Resource_Challenge) isResource_Item() {}
+
+func (*Resource_Forwarder) isResource_Item() {}
 
 // Tunnel is one public endpoint.
 type Tunnel struct {
@@ -2087,20 +2103,157 @@ func (x *Challenge) GetKeyAuthorization() string {
 	return ""
 }
 
+// Forwarder is a caller of the API who opened forwards to an agent lately. While edges hear of it
+// its tickets count; when it is gone (key, sign-in or agent revoked) its connections end.
+type Forwarder struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The agent or invite.
+	Agent string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Who it is, for logs.
+	Caller        string `protobuf:"bytes,3,opt,name=caller,proto3" json:"caller,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Forwarder) Reset() {
+	*x = Forwarder{}
+	mi := &file_hub_v1_resource_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Forwarder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Forwarder) ProtoMessage() {}
+
+func (x *Forwarder) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_resource_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Forwarder.ProtoReflect.Descriptor instead.
+func (*Forwarder) Descriptor() ([]byte, []int) {
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Forwarder) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Forwarder) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Forwarder) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
+// ForwardTicket lets its holder open connections to one target behind one agent. The hub signs it.
+type ForwardTicket struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the Forwarder.
+	Forwarder string `protobuf:"bytes,1,opt,name=forwarder,proto3" json:"forwarder,omitempty"`
+	Agent     string `protobuf:"bytes,2,opt,name=agent,proto3" json:"agent,omitempty"`
+	// host:port.
+	Target        string                 `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardTicket) Reset() {
+	*x = ForwardTicket{}
+	mi := &file_hub_v1_resource_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardTicket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardTicket) ProtoMessage() {}
+
+func (x *ForwardTicket) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_resource_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardTicket.ProtoReflect.Descriptor instead.
+func (*ForwardTicket) Descriptor() ([]byte, []int) {
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ForwardTicket) GetForwarder() string {
+	if x != nil {
+		return x.Forwarder
+	}
+	return ""
+}
+
+func (x *ForwardTicket) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *ForwardTicket) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *ForwardTicket) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
 // Settings of the hub that edges need.
 type Settings struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Domain        string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
-	HubHost       string                 `protobuf:"bytes,2,opt,name=hub_host,json=hubHost,proto3" json:"hub_host,omitempty"`
-	TcpPorts      []*PortRange           `protobuf:"bytes,3,rep,name=tcp_ports,json=tcpPorts,proto3" json:"tcp_ports,omitempty"`
-	UdpPorts      []*PortRange           `protobuf:"bytes,4,rep,name=udp_ports,json=udpPorts,proto3" json:"udp_ports,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Domain   string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
+	HubHost  string                 `protobuf:"bytes,2,opt,name=hub_host,json=hubHost,proto3" json:"hub_host,omitempty"`
+	TcpPorts []*PortRange           `protobuf:"bytes,3,rep,name=tcp_ports,json=tcpPorts,proto3" json:"tcp_ports,omitempty"`
+	UdpPorts []*PortRange           `protobuf:"bytes,4,rep,name=udp_ports,json=udpPorts,proto3" json:"udp_ports,omitempty"`
+	// Ed25519 public keys that the hub signs with; several while they are rotated.
+	SigningKeys   [][]byte `protobuf:"bytes,5,rep,name=signing_keys,json=signingKeys,proto3" json:"signing_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Settings) Reset() {
 	*x = Settings{}
-	mi := &file_hub_v1_resource_proto_msgTypes[22]
+	mi := &file_hub_v1_resource_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2265,7 @@ func (x *Settings) String() string {
 func (*Settings) ProtoMessage() {}
 
 func (x *Settings) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_resource_proto_msgTypes[22]
+	mi := &file_hub_v1_resource_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2278,7 @@ func (x *Settings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settings.ProtoReflect.Descriptor instead.
 func (*Settings) Descriptor() ([]byte, []int) {
-	return file_hub_v1_resource_proto_rawDescGZIP(), []int{22}
+	return file_hub_v1_resource_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Settings) GetDomain() string {
@@ -2156,11 +2309,18 @@ func (x *Settings) GetUdpPorts() []*PortRange {
 	return nil
 }
 
+func (x *Settings) GetSigningKeys() [][]byte {
+	if x != nil {
+		return x.SigningKeys
+	}
+	return nil
+}
+
 var File_hub_v1_resource_proto protoreflect.FileDescriptor
 
 const file_hub_v1_resource_proto_rawDesc = "" +
 	"\n" +
-	"\x15hub/v1/resource.proto\x12\vadit.hub.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x12wire/v1/wire.proto\"\xd0\x02\n" +
+	"\x15hub/v1/resource.proto\x12\vadit.hub.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x12wire/v1/wire.proto\"\x88\x03\n" +
 	"\bResource\x12-\n" +
 	"\x06tunnel\x18\x01 \x01(\v2\x13.adit.hub.v1.TunnelH\x00R\x06tunnel\x129\n" +
 	"\n" +
@@ -2169,7 +2329,8 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\x04edge\x18\x03 \x01(\v2\x11.adit.hub.v1.EdgeH\x00R\x04edge\x12<\n" +
 	"\vcertificate\x18\x04 \x01(\v2\x18.adit.hub.v1.CertificateH\x00R\vcertificate\x123\n" +
 	"\bsettings\x18\x05 \x01(\v2\x15.adit.hub.v1.SettingsH\x00R\bsettings\x126\n" +
-	"\tchallenge\x18\x06 \x01(\v2\x16.adit.hub.v1.ChallengeH\x00R\tchallengeB\x06\n" +
+	"\tchallenge\x18\x06 \x01(\v2\x16.adit.hub.v1.ChallengeH\x00R\tchallenge\x126\n" +
+	"\tforwarder\x18\a \x01(\v2\x16.adit.hub.v1.ForwarderH\x00R\tforwarderB\x06\n" +
 	"\x04item\"\xb3\a\n" +
 	"\x06Tunnel\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
@@ -2331,12 +2492,23 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12+\n" +
-	"\x11key_authorization\x18\x04 \x01(\tR\x10keyAuthorization\"\xa7\x01\n" +
+	"\x11key_authorization\x18\x04 \x01(\tR\x10keyAuthorization\"I\n" +
+	"\tForwarder\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06caller\x18\x03 \x01(\tR\x06caller\"\x96\x01\n" +
+	"\rForwardTicket\x12\x1c\n" +
+	"\tforwarder\x18\x01 \x01(\tR\tforwarder\x12\x14\n" +
+	"\x05agent\x18\x02 \x01(\tR\x05agent\x12\x16\n" +
+	"\x06target\x18\x03 \x01(\tR\x06target\x129\n" +
+	"\n" +
+	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xca\x01\n" +
 	"\bSettings\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x12\x19\n" +
 	"\bhub_host\x18\x02 \x01(\tR\ahubHost\x123\n" +
 	"\ttcp_ports\x18\x03 \x03(\v2\x16.adit.hub.v1.PortRangeR\btcpPorts\x123\n" +
-	"\tudp_ports\x18\x04 \x03(\v2\x16.adit.hub.v1.PortRangeR\budpPorts*\x9b\x01\n" +
+	"\tudp_ports\x18\x04 \x03(\v2\x16.adit.hub.v1.PortRangeR\budpPorts\x12!\n" +
+	"\fsigning_keys\x18\x05 \x03(\fR\vsigningKeys*\x9b\x01\n" +
 	"\rCarrierPolicy\x12\x1e\n" +
 	"\x1aCARRIER_POLICY_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13CARRIER_POLICY_AUTO\x10\x01\x12\x1a\n" +
@@ -2357,7 +2529,7 @@ func file_hub_v1_resource_proto_rawDescGZIP() []byte {
 }
 
 var file_hub_v1_resource_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_hub_v1_resource_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_hub_v1_resource_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_hub_v1_resource_proto_goTypes = []any{
 	(CarrierPolicy)(0),            // 0: adit.hub.v1.CarrierPolicy
 	(Access_Mode)(0),              // 1: adit.hub.v1.Access.Mode
@@ -2383,57 +2555,61 @@ var file_hub_v1_resource_proto_goTypes = []any{
 	(*Edge)(nil),                  // 21: adit.hub.v1.Edge
 	(*Certificate)(nil),           // 22: adit.hub.v1.Certificate
 	(*Challenge)(nil),             // 23: adit.hub.v1.Challenge
-	(*Settings)(nil),              // 24: adit.hub.v1.Settings
-	(v1.Kind)(0),                  // 25: adit.wire.v1.Kind
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
-	(*v1.EdgeAddress)(nil),        // 27: adit.wire.v1.EdgeAddress
+	(*Forwarder)(nil),             // 24: adit.hub.v1.Forwarder
+	(*ForwardTicket)(nil),         // 25: adit.hub.v1.ForwardTicket
+	(*Settings)(nil),              // 26: adit.hub.v1.Settings
+	(v1.Kind)(0),                  // 27: adit.wire.v1.Kind
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*v1.EdgeAddress)(nil),        // 29: adit.wire.v1.EdgeAddress
 }
 var file_hub_v1_resource_proto_depIdxs = []int32{
 	3,  // 0: adit.hub.v1.Resource.tunnel:type_name -> adit.hub.v1.Tunnel
 	18, // 1: adit.hub.v1.Resource.credential:type_name -> adit.hub.v1.Credential
 	21, // 2: adit.hub.v1.Resource.edge:type_name -> adit.hub.v1.Edge
 	22, // 3: adit.hub.v1.Resource.certificate:type_name -> adit.hub.v1.Certificate
-	24, // 4: adit.hub.v1.Resource.settings:type_name -> adit.hub.v1.Settings
+	26, // 4: adit.hub.v1.Resource.settings:type_name -> adit.hub.v1.Settings
 	23, // 5: adit.hub.v1.Resource.challenge:type_name -> adit.hub.v1.Challenge
-	25, // 6: adit.hub.v1.Tunnel.kind:type_name -> adit.wire.v1.Kind
-	6,  // 7: adit.hub.v1.Tunnel.rules:type_name -> adit.hub.v1.Rule
-	15, // 8: adit.hub.v1.Tunnel.origins:type_name -> adit.hub.v1.Origin
-	16, // 9: adit.hub.v1.Tunnel.access:type_name -> adit.hub.v1.Access
-	0,  // 10: adit.hub.v1.Tunnel.carrier_policy:type_name -> adit.hub.v1.CarrierPolicy
-	26, // 11: adit.hub.v1.Tunnel.created_at:type_name -> google.protobuf.Timestamp
-	26, // 12: adit.hub.v1.Tunnel.orphaned_at:type_name -> google.protobuf.Timestamp
-	4,  // 13: adit.hub.v1.Tunnel.upstream_basic_auth:type_name -> adit.hub.v1.BasicCredential
-	5,  // 14: adit.hub.v1.Tunnel.health_check:type_name -> adit.hub.v1.HealthCheck
-	7,  // 15: adit.hub.v1.Rule.match:type_name -> adit.hub.v1.Match
-	9,  // 16: adit.hub.v1.Rule.filters:type_name -> adit.hub.v1.Filter
-	14, // 17: adit.hub.v1.Rule.origins:type_name -> adit.hub.v1.WeightedOrigin
-	8,  // 18: adit.hub.v1.Match.headers:type_name -> adit.hub.v1.ValueMatch
-	8,  // 19: adit.hub.v1.Match.query:type_name -> adit.hub.v1.ValueMatch
-	10, // 20: adit.hub.v1.Filter.request_headers:type_name -> adit.hub.v1.HeaderFilter
-	10, // 21: adit.hub.v1.Filter.response_headers:type_name -> adit.hub.v1.HeaderFilter
-	11, // 22: adit.hub.v1.Filter.redirect:type_name -> adit.hub.v1.Redirect
-	12, // 23: adit.hub.v1.Filter.rewrite:type_name -> adit.hub.v1.Rewrite
-	13, // 24: adit.hub.v1.Filter.mirror:type_name -> adit.hub.v1.Mirror
-	8,  // 25: adit.hub.v1.HeaderFilter.set:type_name -> adit.hub.v1.ValueMatch
-	8,  // 26: adit.hub.v1.HeaderFilter.add:type_name -> adit.hub.v1.ValueMatch
-	1,  // 27: adit.hub.v1.Access.mode:type_name -> adit.hub.v1.Access.Mode
-	17, // 28: adit.hub.v1.Access.rules:type_name -> adit.hub.v1.AccessRule
-	26, // 29: adit.hub.v1.AccessRule.not_before:type_name -> google.protobuf.Timestamp
-	26, // 30: adit.hub.v1.AccessRule.not_after:type_name -> google.protobuf.Timestamp
-	26, // 31: adit.hub.v1.Credential.expires_at:type_name -> google.protobuf.Timestamp
-	19, // 32: adit.hub.v1.Credential.grant:type_name -> adit.hub.v1.Grant
-	26, // 33: adit.hub.v1.Credential.holder_since:type_name -> google.protobuf.Timestamp
-	20, // 34: adit.hub.v1.Grant.tcp_ports:type_name -> adit.hub.v1.PortRange
-	20, // 35: adit.hub.v1.Grant.udp_ports:type_name -> adit.hub.v1.PortRange
-	27, // 36: adit.hub.v1.Edge.address:type_name -> adit.wire.v1.EdgeAddress
-	26, // 37: adit.hub.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
-	20, // 38: adit.hub.v1.Settings.tcp_ports:type_name -> adit.hub.v1.PortRange
-	20, // 39: adit.hub.v1.Settings.udp_ports:type_name -> adit.hub.v1.PortRange
-	40, // [40:40] is the sub-list for method output_type
-	40, // [40:40] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	24, // 6: adit.hub.v1.Resource.forwarder:type_name -> adit.hub.v1.Forwarder
+	27, // 7: adit.hub.v1.Tunnel.kind:type_name -> adit.wire.v1.Kind
+	6,  // 8: adit.hub.v1.Tunnel.rules:type_name -> adit.hub.v1.Rule
+	15, // 9: adit.hub.v1.Tunnel.origins:type_name -> adit.hub.v1.Origin
+	16, // 10: adit.hub.v1.Tunnel.access:type_name -> adit.hub.v1.Access
+	0,  // 11: adit.hub.v1.Tunnel.carrier_policy:type_name -> adit.hub.v1.CarrierPolicy
+	28, // 12: adit.hub.v1.Tunnel.created_at:type_name -> google.protobuf.Timestamp
+	28, // 13: adit.hub.v1.Tunnel.orphaned_at:type_name -> google.protobuf.Timestamp
+	4,  // 14: adit.hub.v1.Tunnel.upstream_basic_auth:type_name -> adit.hub.v1.BasicCredential
+	5,  // 15: adit.hub.v1.Tunnel.health_check:type_name -> adit.hub.v1.HealthCheck
+	7,  // 16: adit.hub.v1.Rule.match:type_name -> adit.hub.v1.Match
+	9,  // 17: adit.hub.v1.Rule.filters:type_name -> adit.hub.v1.Filter
+	14, // 18: adit.hub.v1.Rule.origins:type_name -> adit.hub.v1.WeightedOrigin
+	8,  // 19: adit.hub.v1.Match.headers:type_name -> adit.hub.v1.ValueMatch
+	8,  // 20: adit.hub.v1.Match.query:type_name -> adit.hub.v1.ValueMatch
+	10, // 21: adit.hub.v1.Filter.request_headers:type_name -> adit.hub.v1.HeaderFilter
+	10, // 22: adit.hub.v1.Filter.response_headers:type_name -> adit.hub.v1.HeaderFilter
+	11, // 23: adit.hub.v1.Filter.redirect:type_name -> adit.hub.v1.Redirect
+	12, // 24: adit.hub.v1.Filter.rewrite:type_name -> adit.hub.v1.Rewrite
+	13, // 25: adit.hub.v1.Filter.mirror:type_name -> adit.hub.v1.Mirror
+	8,  // 26: adit.hub.v1.HeaderFilter.set:type_name -> adit.hub.v1.ValueMatch
+	8,  // 27: adit.hub.v1.HeaderFilter.add:type_name -> adit.hub.v1.ValueMatch
+	1,  // 28: adit.hub.v1.Access.mode:type_name -> adit.hub.v1.Access.Mode
+	17, // 29: adit.hub.v1.Access.rules:type_name -> adit.hub.v1.AccessRule
+	28, // 30: adit.hub.v1.AccessRule.not_before:type_name -> google.protobuf.Timestamp
+	28, // 31: adit.hub.v1.AccessRule.not_after:type_name -> google.protobuf.Timestamp
+	28, // 32: adit.hub.v1.Credential.expires_at:type_name -> google.protobuf.Timestamp
+	19, // 33: adit.hub.v1.Credential.grant:type_name -> adit.hub.v1.Grant
+	28, // 34: adit.hub.v1.Credential.holder_since:type_name -> google.protobuf.Timestamp
+	20, // 35: adit.hub.v1.Grant.tcp_ports:type_name -> adit.hub.v1.PortRange
+	20, // 36: adit.hub.v1.Grant.udp_ports:type_name -> adit.hub.v1.PortRange
+	29, // 37: adit.hub.v1.Edge.address:type_name -> adit.wire.v1.EdgeAddress
+	28, // 38: adit.hub.v1.Certificate.not_after:type_name -> google.protobuf.Timestamp
+	28, // 39: adit.hub.v1.ForwardTicket.expires_at:type_name -> google.protobuf.Timestamp
+	20, // 40: adit.hub.v1.Settings.tcp_ports:type_name -> adit.hub.v1.PortRange
+	20, // 41: adit.hub.v1.Settings.udp_ports:type_name -> adit.hub.v1.PortRange
+	42, // [42:42] is the sub-list for method output_type
+	42, // [42:42] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_resource_proto_init() }
@@ -2448,6 +2624,7 @@ func file_hub_v1_resource_proto_init() {
 		(*Resource_Certificate)(nil),
 		(*Resource_Settings)(nil),
 		(*Resource_Challenge)(nil),
+		(*Resource_Forwarder)(nil),
 	}
 	file_hub_v1_resource_proto_msgTypes[7].OneofWrappers = []any{
 		(*Filter_RequestHeaders)(nil),
@@ -2462,7 +2639,7 @@ func file_hub_v1_resource_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hub_v1_resource_proto_rawDesc), len(file_hub_v1_resource_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

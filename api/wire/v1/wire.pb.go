@@ -719,7 +719,10 @@ type StreamHeader struct {
 	TraceContext string `protobuf:"bytes,10,opt,name=trace_context,json=traceContext,proto3" json:"trace_context,omitempty"`
 	// Set on a stream that carries the datagrams of a flow, and in a flow's header:
 	// the flow's number, unique within (replica, edge).
-	Flow          uint32 `protobuf:"varint,11,opt,name=flow,proto3" json:"flow,omitempty"`
+	Flow uint32 `protobuf:"varint,11,opt,name=flow,proto3" json:"flow,omitempty"`
+	// Set instead of tunnel_id on the stream of a forward: host:port that the agent is to dial, if
+	// its --allow-forward permits it.
+	ForwardTarget string `protobuf:"bytes,12,opt,name=forward_target,json=forwardTarget,proto3" json:"forward_target,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -831,6 +834,104 @@ func (x *StreamHeader) GetFlow() uint32 {
 	return 0
 }
 
+func (x *StreamHeader) GetForwardTarget() string {
+	if x != nil {
+		return x.ForwardTarget
+	}
+	return ""
+}
+
+// ForwardOpening is the first frame of a connection under adit-forward/1: one connection to a
+// target behind an agent, for a person who was given a ticket by the hub. After a reply without a
+// refusal come the bytes of both sides.
+type ForwardOpening struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ticket        string                 `protobuf:"bytes,1,opt,name=ticket,proto3" json:"ticket,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardOpening) Reset() {
+	*x = ForwardOpening{}
+	mi := &file_wire_v1_wire_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardOpening) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardOpening) ProtoMessage() {}
+
+func (x *ForwardOpening) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_v1_wire_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardOpening.ProtoReflect.Descriptor instead.
+func (*ForwardOpening) Descriptor() ([]byte, []int) {
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ForwardOpening) GetTicket() string {
+	if x != nil {
+		return x.Ticket
+	}
+	return ""
+}
+
+type ForwardReply struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Refusal       *Refusal               `protobuf:"bytes,1,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardReply) Reset() {
+	*x = ForwardReply{}
+	mi := &file_wire_v1_wire_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardReply) ProtoMessage() {}
+
+func (x *ForwardReply) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_v1_wire_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardReply.ProtoReflect.Descriptor instead.
+func (*ForwardReply) Descriptor() ([]byte, []int) {
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ForwardReply) GetRefusal() *Refusal {
+	if x != nil {
+		return x.Refusal
+	}
+	return nil
+}
+
 // StreamAnswer precedes the first origin byte.
 type StreamAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -844,7 +945,7 @@ type StreamAnswer struct {
 
 func (x *StreamAnswer) Reset() {
 	*x = StreamAnswer{}
-	mi := &file_wire_v1_wire_proto_msgTypes[7]
+	mi := &file_wire_v1_wire_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -856,7 +957,7 @@ func (x *StreamAnswer) String() string {
 func (*StreamAnswer) ProtoMessage() {}
 
 func (x *StreamAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[7]
+	mi := &file_wire_v1_wire_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -869,7 +970,7 @@ func (x *StreamAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamAnswer.ProtoReflect.Descriptor instead.
 func (*StreamAnswer) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{7}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StreamAnswer) GetAlpn() string {
@@ -914,7 +1015,7 @@ type Control struct {
 
 func (x *Control) Reset() {
 	*x = Control{}
-	mi := &file_wire_v1_wire_proto_msgTypes[8]
+	mi := &file_wire_v1_wire_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -926,7 +1027,7 @@ func (x *Control) String() string {
 func (*Control) ProtoMessage() {}
 
 func (x *Control) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[8]
+	mi := &file_wire_v1_wire_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -939,7 +1040,7 @@ func (x *Control) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Control.ProtoReflect.Descriptor instead.
 func (*Control) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{8}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Control) GetMessage() isControl_Message {
@@ -1205,7 +1306,7 @@ type Ping struct {
 
 func (x *Ping) Reset() {
 	*x = Ping{}
-	mi := &file_wire_v1_wire_proto_msgTypes[9]
+	mi := &file_wire_v1_wire_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1217,7 +1318,7 @@ func (x *Ping) String() string {
 func (*Ping) ProtoMessage() {}
 
 func (x *Ping) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[9]
+	mi := &file_wire_v1_wire_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1230,7 +1331,7 @@ func (x *Ping) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ping.ProtoReflect.Descriptor instead.
 func (*Ping) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{9}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Ping) GetNonce() uint64 {
@@ -1257,7 +1358,7 @@ type Pong struct {
 
 func (x *Pong) Reset() {
 	*x = Pong{}
-	mi := &file_wire_v1_wire_proto_msgTypes[10]
+	mi := &file_wire_v1_wire_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1269,7 +1370,7 @@ func (x *Pong) String() string {
 func (*Pong) ProtoMessage() {}
 
 func (x *Pong) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[10]
+	mi := &file_wire_v1_wire_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1282,7 +1383,7 @@ func (x *Pong) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pong.ProtoReflect.Descriptor instead.
 func (*Pong) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{10}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Pong) GetNonce() uint64 {
@@ -1310,7 +1411,7 @@ type Serve struct {
 
 func (x *Serve) Reset() {
 	*x = Serve{}
-	mi := &file_wire_v1_wire_proto_msgTypes[11]
+	mi := &file_wire_v1_wire_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1322,7 +1423,7 @@ func (x *Serve) String() string {
 func (*Serve) ProtoMessage() {}
 
 func (x *Serve) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[11]
+	mi := &file_wire_v1_wire_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1335,7 +1436,7 @@ func (x *Serve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Serve.ProtoReflect.Descriptor instead.
 func (*Serve) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{11}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Serve) GetSequence() uint64 {
@@ -1363,7 +1464,7 @@ type Served struct {
 
 func (x *Served) Reset() {
 	*x = Served{}
-	mi := &file_wire_v1_wire_proto_msgTypes[12]
+	mi := &file_wire_v1_wire_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1375,7 +1476,7 @@ func (x *Served) String() string {
 func (*Served) ProtoMessage() {}
 
 func (x *Served) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[12]
+	mi := &file_wire_v1_wire_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1388,7 +1489,7 @@ func (x *Served) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Served.ProtoReflect.Descriptor instead.
 func (*Served) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{12}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Served) GetSequence() uint64 {
@@ -1417,7 +1518,7 @@ type TunnelVerdict struct {
 
 func (x *TunnelVerdict) Reset() {
 	*x = TunnelVerdict{}
-	mi := &file_wire_v1_wire_proto_msgTypes[13]
+	mi := &file_wire_v1_wire_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1429,7 +1530,7 @@ func (x *TunnelVerdict) String() string {
 func (*TunnelVerdict) ProtoMessage() {}
 
 func (x *TunnelVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[13]
+	mi := &file_wire_v1_wire_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1442,7 +1543,7 @@ func (x *TunnelVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelVerdict.ProtoReflect.Descriptor instead.
 func (*TunnelVerdict) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{13}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TunnelVerdict) GetTunnelId() string {
@@ -1477,7 +1578,7 @@ type Health struct {
 
 func (x *Health) Reset() {
 	*x = Health{}
-	mi := &file_wire_v1_wire_proto_msgTypes[14]
+	mi := &file_wire_v1_wire_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +1590,7 @@ func (x *Health) String() string {
 func (*Health) ProtoMessage() {}
 
 func (x *Health) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[14]
+	mi := &file_wire_v1_wire_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1502,7 +1603,7 @@ func (x *Health) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Health.ProtoReflect.Descriptor instead.
 func (*Health) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{14}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Health) GetTunnels() []*TunnelHealth {
@@ -1523,7 +1624,7 @@ type TunnelHealth struct {
 
 func (x *TunnelHealth) Reset() {
 	*x = TunnelHealth{}
-	mi := &file_wire_v1_wire_proto_msgTypes[15]
+	mi := &file_wire_v1_wire_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1535,7 +1636,7 @@ func (x *TunnelHealth) String() string {
 func (*TunnelHealth) ProtoMessage() {}
 
 func (x *TunnelHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[15]
+	mi := &file_wire_v1_wire_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1548,7 +1649,7 @@ func (x *TunnelHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelHealth.ProtoReflect.Descriptor instead.
 func (*TunnelHealth) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{15}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TunnelHealth) GetTunnelId() string {
@@ -1575,7 +1676,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_wire_v1_wire_proto_msgTypes[16]
+	mi := &file_wire_v1_wire_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1688,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[16]
+	mi := &file_wire_v1_wire_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1701,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{16}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Drain) GetReason() string {
@@ -1623,7 +1724,7 @@ type Abort struct {
 
 func (x *Abort) Reset() {
 	*x = Abort{}
-	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	mi := &file_wire_v1_wire_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +1736,7 @@ func (x *Abort) String() string {
 func (*Abort) ProtoMessage() {}
 
 func (x *Abort) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[17]
+	mi := &file_wire_v1_wire_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +1749,7 @@ func (x *Abort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Abort.ProtoReflect.Descriptor instead.
 func (*Abort) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{17}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Abort) GetStreamId() uint64 {
@@ -1677,7 +1778,7 @@ type LaneDemand struct {
 
 func (x *LaneDemand) Reset() {
 	*x = LaneDemand{}
-	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1790,7 @@ func (x *LaneDemand) String() string {
 func (*LaneDemand) ProtoMessage() {}
 
 func (x *LaneDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[18]
+	mi := &file_wire_v1_wire_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1803,7 @@ func (x *LaneDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneDemand.ProtoReflect.Descriptor instead.
 func (*LaneDemand) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{18}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LaneDemand) GetLanes() uint32 {
@@ -1731,7 +1832,7 @@ type RawOpen struct {
 
 func (x *RawOpen) Reset() {
 	*x = RawOpen{}
-	mi := &file_wire_v1_wire_proto_msgTypes[19]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1844,7 @@ func (x *RawOpen) String() string {
 func (*RawOpen) ProtoMessage() {}
 
 func (x *RawOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[19]
+	mi := &file_wire_v1_wire_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1857,7 @@ func (x *RawOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RawOpen.ProtoReflect.Descriptor instead.
 func (*RawOpen) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{19}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RawOpen) GetLane() uint64 {
@@ -1784,7 +1885,7 @@ type RawAnswer struct {
 
 func (x *RawAnswer) Reset() {
 	*x = RawAnswer{}
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1796,7 +1897,7 @@ func (x *RawAnswer) String() string {
 func (*RawAnswer) ProtoMessage() {}
 
 func (x *RawAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[20]
+	mi := &file_wire_v1_wire_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1809,7 +1910,7 @@ func (x *RawAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RawAnswer.ProtoReflect.Descriptor instead.
 func (*RawAnswer) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{20}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RawAnswer) GetStreamId() uint64 {
@@ -1837,7 +1938,7 @@ type LaneLimit struct {
 
 func (x *LaneLimit) Reset() {
 	*x = LaneLimit{}
-	mi := &file_wire_v1_wire_proto_msgTypes[21]
+	mi := &file_wire_v1_wire_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1849,7 +1950,7 @@ func (x *LaneLimit) String() string {
 func (*LaneLimit) ProtoMessage() {}
 
 func (x *LaneLimit) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[21]
+	mi := &file_wire_v1_wire_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1862,7 +1963,7 @@ func (x *LaneLimit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLimit.ProtoReflect.Descriptor instead.
 func (*LaneLimit) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{21}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LaneLimit) GetLanes() uint32 {
@@ -1882,7 +1983,7 @@ type FlowAck struct {
 
 func (x *FlowAck) Reset() {
 	*x = FlowAck{}
-	mi := &file_wire_v1_wire_proto_msgTypes[22]
+	mi := &file_wire_v1_wire_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +1995,7 @@ func (x *FlowAck) String() string {
 func (*FlowAck) ProtoMessage() {}
 
 func (x *FlowAck) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[22]
+	mi := &file_wire_v1_wire_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +2008,7 @@ func (x *FlowAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowAck.ProtoReflect.Descriptor instead.
 func (*FlowAck) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{22}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FlowAck) GetFlow() uint32 {
@@ -1927,7 +2028,7 @@ type FlowUnknown struct {
 
 func (x *FlowUnknown) Reset() {
 	*x = FlowUnknown{}
-	mi := &file_wire_v1_wire_proto_msgTypes[23]
+	mi := &file_wire_v1_wire_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1939,7 +2040,7 @@ func (x *FlowUnknown) String() string {
 func (*FlowUnknown) ProtoMessage() {}
 
 func (x *FlowUnknown) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[23]
+	mi := &file_wire_v1_wire_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1952,7 +2053,7 @@ func (x *FlowUnknown) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowUnknown.ProtoReflect.Descriptor instead.
 func (*FlowUnknown) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{23}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *FlowUnknown) GetFlow() uint32 {
@@ -1974,7 +2075,7 @@ type FlowEnd struct {
 
 func (x *FlowEnd) Reset() {
 	*x = FlowEnd{}
-	mi := &file_wire_v1_wire_proto_msgTypes[24]
+	mi := &file_wire_v1_wire_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1986,7 +2087,7 @@ func (x *FlowEnd) String() string {
 func (*FlowEnd) ProtoMessage() {}
 
 func (x *FlowEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[24]
+	mi := &file_wire_v1_wire_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1999,7 +2100,7 @@ func (x *FlowEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEnd.ProtoReflect.Descriptor instead.
 func (*FlowEnd) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{24}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FlowEnd) GetFlow() uint32 {
@@ -2026,7 +2127,7 @@ type FlowStream struct {
 
 func (x *FlowStream) Reset() {
 	*x = FlowStream{}
-	mi := &file_wire_v1_wire_proto_msgTypes[25]
+	mi := &file_wire_v1_wire_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2038,7 +2139,7 @@ func (x *FlowStream) String() string {
 func (*FlowStream) ProtoMessage() {}
 
 func (x *FlowStream) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[25]
+	mi := &file_wire_v1_wire_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2051,7 +2152,7 @@ func (x *FlowStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowStream.ProtoReflect.Descriptor instead.
 func (*FlowStream) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{25}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FlowStream) GetFlow() uint32 {
@@ -2070,7 +2171,7 @@ type EdgeList struct {
 
 func (x *EdgeList) Reset() {
 	*x = EdgeList{}
-	mi := &file_wire_v1_wire_proto_msgTypes[26]
+	mi := &file_wire_v1_wire_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2183,7 @@ func (x *EdgeList) String() string {
 func (*EdgeList) ProtoMessage() {}
 
 func (x *EdgeList) ProtoReflect() protoreflect.Message {
-	mi := &file_wire_v1_wire_proto_msgTypes[26]
+	mi := &file_wire_v1_wire_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2196,7 @@ func (x *EdgeList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EdgeList.ProtoReflect.Descriptor instead.
 func (*EdgeList) Descriptor() ([]byte, []int) {
-	return file_wire_v1_wire_proto_rawDescGZIP(), []int{26}
+	return file_wire_v1_wire_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EdgeList) GetEdges() []*EdgeAddress {
@@ -2147,7 +2248,7 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x10\n" +
 	"\x03hop\x18\x02 \x01(\tR\x03hop\x12\x16\n" +
 	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x1c\n" +
-	"\tuntouched\x18\x04 \x01(\bR\tuntouched\"\xed\x02\n" +
+	"\tuntouched\x18\x04 \x01(\bR\tuntouched\"\x94\x03\n" +
 	"\fStreamHeader\x12\x1b\n" +
 	"\tstream_id\x18\x01 \x01(\x04R\bstreamId\x12\x1b\n" +
 	"\ttunnel_id\x18\x02 \x01(\tR\btunnelId\x12\x16\n" +
@@ -2161,7 +2262,12 @@ const file_wire_v1_wire_proto_rawDesc = "" +
 	"serverName\x12#\n" +
 	"\rtrace_context\x18\n" +
 	" \x01(\tR\ftraceContext\x12\x12\n" +
-	"\x04flow\x18\v \x01(\rR\x04flow\"S\n" +
+	"\x04flow\x18\v \x01(\rR\x04flow\x12%\n" +
+	"\x0eforward_target\x18\f \x01(\tR\rforwardTarget\"(\n" +
+	"\x0eForwardOpening\x12\x16\n" +
+	"\x06ticket\x18\x01 \x01(\tR\x06ticket\"?\n" +
+	"\fForwardReply\x12/\n" +
+	"\arefusal\x18\x01 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"S\n" +
 	"\fStreamAnswer\x12\x12\n" +
 	"\x04alpn\x18\x01 \x01(\tR\x04alpn\x12/\n" +
 	"\arefusal\x18\x02 \x01(\v2\x15.adit.wire.v1.RefusalR\arefusal\"\xd0\x06\n" +
@@ -2274,39 +2380,41 @@ func file_wire_v1_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_v1_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_wire_v1_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_wire_v1_wire_proto_goTypes = []any{
-	(Role)(0),             // 0: adit.wire.v1.Role
-	(SessionMode)(0),      // 1: adit.wire.v1.SessionMode
-	(Kind)(0),             // 2: adit.wire.v1.Kind
-	(Class)(0),            // 3: adit.wire.v1.Class
-	(*Token)(nil),         // 4: adit.wire.v1.Token
-	(*EdgeAddress)(nil),   // 5: adit.wire.v1.EdgeAddress
-	(*Opening)(nil),       // 6: adit.wire.v1.Opening
-	(*Lane)(nil),          // 7: adit.wire.v1.Lane
-	(*OpeningReply)(nil),  // 8: adit.wire.v1.OpeningReply
-	(*Refusal)(nil),       // 9: adit.wire.v1.Refusal
-	(*StreamHeader)(nil),  // 10: adit.wire.v1.StreamHeader
-	(*StreamAnswer)(nil),  // 11: adit.wire.v1.StreamAnswer
-	(*Control)(nil),       // 12: adit.wire.v1.Control
-	(*Ping)(nil),          // 13: adit.wire.v1.Ping
-	(*Pong)(nil),          // 14: adit.wire.v1.Pong
-	(*Serve)(nil),         // 15: adit.wire.v1.Serve
-	(*Served)(nil),        // 16: adit.wire.v1.Served
-	(*TunnelVerdict)(nil), // 17: adit.wire.v1.TunnelVerdict
-	(*Health)(nil),        // 18: adit.wire.v1.Health
-	(*TunnelHealth)(nil),  // 19: adit.wire.v1.TunnelHealth
-	(*Drain)(nil),         // 20: adit.wire.v1.Drain
-	(*Abort)(nil),         // 21: adit.wire.v1.Abort
-	(*LaneDemand)(nil),    // 22: adit.wire.v1.LaneDemand
-	(*RawOpen)(nil),       // 23: adit.wire.v1.RawOpen
-	(*RawAnswer)(nil),     // 24: adit.wire.v1.RawAnswer
-	(*LaneLimit)(nil),     // 25: adit.wire.v1.LaneLimit
-	(*FlowAck)(nil),       // 26: adit.wire.v1.FlowAck
-	(*FlowUnknown)(nil),   // 27: adit.wire.v1.FlowUnknown
-	(*FlowEnd)(nil),       // 28: adit.wire.v1.FlowEnd
-	(*FlowStream)(nil),    // 29: adit.wire.v1.FlowStream
-	(*EdgeList)(nil),      // 30: adit.wire.v1.EdgeList
+	(Role)(0),              // 0: adit.wire.v1.Role
+	(SessionMode)(0),       // 1: adit.wire.v1.SessionMode
+	(Kind)(0),              // 2: adit.wire.v1.Kind
+	(Class)(0),             // 3: adit.wire.v1.Class
+	(*Token)(nil),          // 4: adit.wire.v1.Token
+	(*EdgeAddress)(nil),    // 5: adit.wire.v1.EdgeAddress
+	(*Opening)(nil),        // 6: adit.wire.v1.Opening
+	(*Lane)(nil),           // 7: adit.wire.v1.Lane
+	(*OpeningReply)(nil),   // 8: adit.wire.v1.OpeningReply
+	(*Refusal)(nil),        // 9: adit.wire.v1.Refusal
+	(*StreamHeader)(nil),   // 10: adit.wire.v1.StreamHeader
+	(*ForwardOpening)(nil), // 11: adit.wire.v1.ForwardOpening
+	(*ForwardReply)(nil),   // 12: adit.wire.v1.ForwardReply
+	(*StreamAnswer)(nil),   // 13: adit.wire.v1.StreamAnswer
+	(*Control)(nil),        // 14: adit.wire.v1.Control
+	(*Ping)(nil),           // 15: adit.wire.v1.Ping
+	(*Pong)(nil),           // 16: adit.wire.v1.Pong
+	(*Serve)(nil),          // 17: adit.wire.v1.Serve
+	(*Served)(nil),         // 18: adit.wire.v1.Served
+	(*TunnelVerdict)(nil),  // 19: adit.wire.v1.TunnelVerdict
+	(*Health)(nil),         // 20: adit.wire.v1.Health
+	(*TunnelHealth)(nil),   // 21: adit.wire.v1.TunnelHealth
+	(*Drain)(nil),          // 22: adit.wire.v1.Drain
+	(*Abort)(nil),          // 23: adit.wire.v1.Abort
+	(*LaneDemand)(nil),     // 24: adit.wire.v1.LaneDemand
+	(*RawOpen)(nil),        // 25: adit.wire.v1.RawOpen
+	(*RawAnswer)(nil),      // 26: adit.wire.v1.RawAnswer
+	(*LaneLimit)(nil),      // 27: adit.wire.v1.LaneLimit
+	(*FlowAck)(nil),        // 28: adit.wire.v1.FlowAck
+	(*FlowUnknown)(nil),    // 29: adit.wire.v1.FlowUnknown
+	(*FlowEnd)(nil),        // 30: adit.wire.v1.FlowEnd
+	(*FlowStream)(nil),     // 31: adit.wire.v1.FlowStream
+	(*EdgeList)(nil),       // 32: adit.wire.v1.EdgeList
 }
 var file_wire_v1_wire_proto_depIdxs = []int32{
 	5,  // 0: adit.wire.v1.Token.edges:type_name -> adit.wire.v1.EdgeAddress
@@ -2317,34 +2425,35 @@ var file_wire_v1_wire_proto_depIdxs = []int32{
 	5,  // 5: adit.wire.v1.OpeningReply.edges:type_name -> adit.wire.v1.EdgeAddress
 	2,  // 6: adit.wire.v1.StreamHeader.kind:type_name -> adit.wire.v1.Kind
 	3,  // 7: adit.wire.v1.StreamHeader.class:type_name -> adit.wire.v1.Class
-	9,  // 8: adit.wire.v1.StreamAnswer.refusal:type_name -> adit.wire.v1.Refusal
-	13, // 9: adit.wire.v1.Control.ping:type_name -> adit.wire.v1.Ping
-	14, // 10: adit.wire.v1.Control.pong:type_name -> adit.wire.v1.Pong
-	15, // 11: adit.wire.v1.Control.serve:type_name -> adit.wire.v1.Serve
-	16, // 12: adit.wire.v1.Control.served:type_name -> adit.wire.v1.Served
-	20, // 13: adit.wire.v1.Control.drain:type_name -> adit.wire.v1.Drain
-	21, // 14: adit.wire.v1.Control.abort:type_name -> adit.wire.v1.Abort
-	22, // 15: adit.wire.v1.Control.lane_demand:type_name -> adit.wire.v1.LaneDemand
-	26, // 16: adit.wire.v1.Control.flow_ack:type_name -> adit.wire.v1.FlowAck
-	27, // 17: adit.wire.v1.Control.flow_unknown:type_name -> adit.wire.v1.FlowUnknown
-	28, // 18: adit.wire.v1.Control.flow_end:type_name -> adit.wire.v1.FlowEnd
-	30, // 19: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
-	29, // 20: adit.wire.v1.Control.flow_stream:type_name -> adit.wire.v1.FlowStream
-	25, // 21: adit.wire.v1.Control.lane_limit:type_name -> adit.wire.v1.LaneLimit
-	23, // 22: adit.wire.v1.Control.raw_open:type_name -> adit.wire.v1.RawOpen
-	24, // 23: adit.wire.v1.Control.raw_answer:type_name -> adit.wire.v1.RawAnswer
-	18, // 24: adit.wire.v1.Control.health:type_name -> adit.wire.v1.Health
-	17, // 25: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
-	19, // 26: adit.wire.v1.Health.tunnels:type_name -> adit.wire.v1.TunnelHealth
-	10, // 27: adit.wire.v1.RawOpen.header:type_name -> adit.wire.v1.StreamHeader
-	11, // 28: adit.wire.v1.RawAnswer.answer:type_name -> adit.wire.v1.StreamAnswer
-	9,  // 29: adit.wire.v1.FlowEnd.refusal:type_name -> adit.wire.v1.Refusal
-	5,  // 30: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
-	31, // [31:31] is the sub-list for method output_type
-	31, // [31:31] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	9,  // 8: adit.wire.v1.ForwardReply.refusal:type_name -> adit.wire.v1.Refusal
+	9,  // 9: adit.wire.v1.StreamAnswer.refusal:type_name -> adit.wire.v1.Refusal
+	15, // 10: adit.wire.v1.Control.ping:type_name -> adit.wire.v1.Ping
+	16, // 11: adit.wire.v1.Control.pong:type_name -> adit.wire.v1.Pong
+	17, // 12: adit.wire.v1.Control.serve:type_name -> adit.wire.v1.Serve
+	18, // 13: adit.wire.v1.Control.served:type_name -> adit.wire.v1.Served
+	22, // 14: adit.wire.v1.Control.drain:type_name -> adit.wire.v1.Drain
+	23, // 15: adit.wire.v1.Control.abort:type_name -> adit.wire.v1.Abort
+	24, // 16: adit.wire.v1.Control.lane_demand:type_name -> adit.wire.v1.LaneDemand
+	28, // 17: adit.wire.v1.Control.flow_ack:type_name -> adit.wire.v1.FlowAck
+	29, // 18: adit.wire.v1.Control.flow_unknown:type_name -> adit.wire.v1.FlowUnknown
+	30, // 19: adit.wire.v1.Control.flow_end:type_name -> adit.wire.v1.FlowEnd
+	32, // 20: adit.wire.v1.Control.edge_list:type_name -> adit.wire.v1.EdgeList
+	31, // 21: adit.wire.v1.Control.flow_stream:type_name -> adit.wire.v1.FlowStream
+	27, // 22: adit.wire.v1.Control.lane_limit:type_name -> adit.wire.v1.LaneLimit
+	25, // 23: adit.wire.v1.Control.raw_open:type_name -> adit.wire.v1.RawOpen
+	26, // 24: adit.wire.v1.Control.raw_answer:type_name -> adit.wire.v1.RawAnswer
+	20, // 25: adit.wire.v1.Control.health:type_name -> adit.wire.v1.Health
+	19, // 26: adit.wire.v1.Served.tunnels:type_name -> adit.wire.v1.TunnelVerdict
+	21, // 27: adit.wire.v1.Health.tunnels:type_name -> adit.wire.v1.TunnelHealth
+	10, // 28: adit.wire.v1.RawOpen.header:type_name -> adit.wire.v1.StreamHeader
+	13, // 29: adit.wire.v1.RawAnswer.answer:type_name -> adit.wire.v1.StreamAnswer
+	9,  // 30: adit.wire.v1.FlowEnd.refusal:type_name -> adit.wire.v1.Refusal
+	5,  // 31: adit.wire.v1.EdgeList.edges:type_name -> adit.wire.v1.EdgeAddress
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_wire_v1_wire_proto_init() }
@@ -2352,7 +2461,7 @@ func file_wire_v1_wire_proto_init() {
 	if File_wire_v1_wire_proto != nil {
 		return
 	}
-	file_wire_v1_wire_proto_msgTypes[8].OneofWrappers = []any{
+	file_wire_v1_wire_proto_msgTypes[10].OneofWrappers = []any{
 		(*Control_Ping)(nil),
 		(*Control_Pong)(nil),
 		(*Control_Serve)(nil),
@@ -2376,7 +2485,7 @@ func file_wire_v1_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_v1_wire_proto_rawDesc), len(file_wire_v1_wire_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
