@@ -111,6 +111,7 @@ func (h *Hub) SetAgentEnabled(ctx context.Context, idOrName string, enabled bool
 			}
 			tx.Changed("credential/" + t.ID)
 			if !enabled {
+				h.tellRevoked(tx, t.ID)
 				ended = append(ended, t.ID)
 			}
 		}

@@ -151,8 +151,10 @@ func TestAskAcrossHubs(t *testing.T) {
 	r := h.replica(h.invite_("site", "*.example.com"))
 	cfg := h.cfg
 	cfg.DataDir = t.TempDir()
-	cfg.SecretKeyFile = h.Hub.cfg.DataDir + "/secret.key"
-	cfg.DatabaseURL = "sqlite:" + h.Hub.cfg.DataDir + "/adit.db"
+	if !h.store.Shared() {
+		cfg.SecretKeyFile = h.Hub.cfg.DataDir + "/secret.key"
+		cfg.DatabaseURL = "sqlite:" + h.Hub.cfg.DataDir + "/adit.db"
+	}
 	far, err := New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

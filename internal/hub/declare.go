@@ -34,7 +34,12 @@ func (h *Hub) Declare(ctx context.Context, c *hublink.Caller, r *hubv1.DeclareRe
 		claims: make([]*claim, len(r.GetTunnels())), verdicts: make([]*hubv1.Verdict, len(r.GetTunnels())),
 	}
 	d.parse(r.GetTunnels())
-	err := h.write(ctx, func(tx *store.Tx) error { return d.apply(tx, c, r) })
+	err := h.write(ctx, func(tx *store.Tx) error {
+		if h.store.Shared() {
+			tx.Changed(declaredItem)
+		}
+		return d.apply(tx, c, r)
+	})
 	if store.Duplicate(err) {
 		// Two hubs claimed the same name at once and the database kept one.
 		err = d.raced(err)

@@ -104,6 +104,8 @@ type Hub struct {
 	sealer   *identity.Sealer
 	key      *identity.NodeKey
 	hostName string
+	// adminHash is SHA-256 of this host's admin.key.
+	adminHash [32]byte
 	issuer   Issuer
 	askAgain chan struct{}
 	// localEdge is true once the edge of this process has asked for the feed.
@@ -187,6 +189,14 @@ func (h *Hub) Config() Config { return h.cfg }
 func (h *Hub) OnRevoke(f func(tokenID string)) { h.onRevoke = f }
 
 func (h *Hub) revoked(tokenID string) {
+	if h.store.Shared() {
+		return // this hub hears of it as all others do: see tellRevoked
+	}
+	h.cut(tokenID)
+}
+
+// cut closes what a token has at this hub.
+func (h *Hub) cut(tokenID string) {
 	h.presence.dropToken(tokenID)
 	h.reap.invalidate()
 	h.onRevoke(tokenID)
@@ -198,7 +208,6 @@ func (h *Hub) Run(ctx context.Context) error {
 	defer h.stop()
 	var wg sync.WaitGroup
 	if h.store.Shared() {
-		defer h.leave()
 		wg.Go(func() { h.every(ctx, shareInterval, "exchange with other hubs", h.exchange) })
 	}
 	wg.Go(func() { h.certify(ctx) })
@@ -267,6 +276,9 @@ func (h *Hub) loop(ctx context.Context, what string, f func(context.Context) err
 // Close ends watches and closes the store; call it after Run has returned and no RPC runs.
 func (h *Hub) Close() error {
 	h.stop()
+	if h.store.Shared() {
+		h.leave()
+	}
 	return h.store.Close()
 }
 

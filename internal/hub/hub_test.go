@@ -16,6 +16,7 @@ import (
 	"github.com/adit-dev/adit/internal/hublink"
 	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/test/postgres"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -54,6 +55,9 @@ func newTestHub(t *testing.T, change ...func(*Config)) *testHub {
 		TCPPorts: []*hubv1.PortRange{{First: 1024, Last: 65535}}, UDPPorts: []*hubv1.PortRange{{First: 1024, Last: 65535}},
 		OwnPorts: []OwnPort{{wirev1.Kind_KIND_TCP, 8443}, {wirev1.Kind_KIND_UDP, 8443}},
 	}
+	if os.Getenv(postgresEnv) != "" {
+		h.cfg.DatabaseURL, h.cfg.SecretKeyFile = postgres.URL(t), newSecretKey(t)
+	}
 	for _, f := range change {
 		f(&h.cfg)
 	}
@@ -71,6 +75,9 @@ func (h *testHub) open() {
 	var err error
 	if h.Hub, err = New(h.t.Context(), h.cfg); err != nil {
 		h.t.Fatal(err)
+	}
+	if h.store.Shared() {
+		h.exchanged()
 	}
 }
 
@@ -192,6 +199,9 @@ func (h *testHub) tunnel(id string) *hubv1.Tunnel { return h.feed.get("tunnel/" 
 
 func TestFirstStart(t *testing.T) {
 	h := newTestHub(t)
+	if h.store.Shared() {
+		return // there is no file
+	}
 	for _, f := range []string{"adit.db", "secret.key", "admin.key"} {
 		if fi, err := os.Stat(filepath.Join(h.cfg.DataDir, f)); err != nil || fi.Mode().Perm() != 0o600 {
 			t.Errorf("%s: %v, %v", f, fi, err)

@@ -19,7 +19,6 @@ import (
 
 const (
 	hubKeySecret = "hub identity key"
-	adminHash    = "admin_key_sha256"
 	adminPrefix  = "adit_admin_"
 	// AdminKeyFile is the name of the local administrator's key in the data directory.
 	AdminKeyFile = "admin.key"
@@ -31,6 +30,9 @@ func (h *Hub) loadKeys(ctx context.Context) error {
 	if path == "" {
 		path = filepath.Join(h.cfg.DataDir, "secret.key")
 	}
+	if _, err := os.Stat(path); h.store.Shared() && errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("--secret-key-file: %s does not exist; copy the file of the other hubs of this database, or for the first one make it with `openssl rand -base64 32`", path)
+	}
 	secret, err := identity.LoadOrCreateSecret(path)
 	if err != nil {
 		return err
@@ -38,27 +40,23 @@ func (h *Hub) loadKeys(ctx context.Context) error {
 	if h.sealer, err = identity.NewSealer(secret); err != nil {
 		return err
 	}
-	seed, err := h.GetSecret(ctx, hubKeySecret)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		if h.key, err = identity.NewNodeKey(); err != nil {
-			return err
-		}
-		err = h.PutSecret(ctx, hubKeySecret, h.key.Seed())
-	case err == nil:
-		h.key, err = identity.NodeKeyFromSeed(seed)
-	default:
-		err = fmt.Errorf("hub identity key: %w (secret key file %s)", err, path)
-	}
+	fresh, err := identity.NewNodeKey()
 	if err != nil {
 		return err
 	}
-	return h.loadAdminKey(ctx)
+	seed, err := h.MakeSecret(ctx, hubKeySecret, fresh.Seed())
+	if err != nil {
+		return fmt.Errorf("hub identity key: %w; every hub of a database needs the secret key that its secrets were sealed with: --secret-key-file names %s", err, path)
+	}
+	if h.key, err = identity.NodeKeyFromSeed(seed); err != nil {
+		return fmt.Errorf("hub identity key: %w", err)
+	}
+	return h.loadAdminKey()
 }
 
 // loadAdminKey makes admin.key if it is not there; whoever can write the data directory decides
-// what it is. The store keeps its hash only.
-func (h *Hub) loadAdminKey(ctx context.Context) error {
+// what it is. It belongs to this host alone: no other hub on the database knows it.
+func (h *Hub) loadAdminKey() error {
 	path := filepath.Join(h.cfg.DataDir, AdminKeyFile)
 	data, err := os.ReadFile(path)
 	key := strings.TrimSpace(string(data))
@@ -81,8 +79,8 @@ func (h *Hub) loadAdminKey(ctx context.Context) error {
 			return fmt.Errorf("admin key: %w", err)
 		}
 	}
-	sum := sha256.Sum256([]byte(key))
-	return h.setMeta(ctx, adminHash, sum[:])
+	h.adminHash = sha256.Sum256([]byte(key))
+	return nil
 }
 
 // setMeta writes only what differs: a hub starts with a full disk too.
@@ -124,6 +122,30 @@ func (h *Hub) GetSecret(ctx context.Context, name string) ([]byte, error) {
 		return nil, fmt.Errorf("secret %q: %w", name, err)
 	}
 	return plain, nil
+}
+
+// MakeSecret returns the secret of a name, storing value if there is none: hubs that start together
+// end up with the same one.
+func (h *Hub) MakeSecret(ctx context.Context, name string, value []byte) ([]byte, error) {
+	got, err := h.GetSecret(ctx, name)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return got, err
+	}
+	sealed, err := h.sealer.Seal(name, value)
+	if err != nil {
+		return nil, err
+	}
+	var there []byte
+	err = h.store.Write(ctx, func(tx *store.Tx) (err error) {
+		if there, err = tx.Secret(name); err != nil || there != nil {
+			return err
+		}
+		return tx.SetSecret(name, sealed)
+	})
+	if err != nil || there == nil {
+		return value, err
+	}
+	return h.GetSecret(ctx, name)
 }
 
 // PutSecret stores value sealed with secret.key.

@@ -24,9 +24,26 @@ type replicaKey struct{ token, replica string }
 // presence is what edges and agents reported last: soft state, rebuilt within seconds after a
 // start of the hub.
 type presence struct {
-	mu     sync.Mutex
+	mu sync.Mutex
+	// edges and agents are what counts: of what this hub and others on its database heard, the
+	// newest.
 	edges  map[string]*edgePresence
 	agents map[replicaKey]*agentPresence
+	// own is what this hub heard, others what each other hub did, by its id.
+	own    *hearings
+	others map[string]*hearings
+	// changed are items of own that other hubs have not been told of; nil if there is no other hub.
+	changed map[string]bool
+}
+
+// hearings is what one hub heard.
+type hearings struct {
+	edges  map[string]*edgePresence
+	agents map[replicaKey]*agentPresence
+}
+
+func newHearings() *hearings {
+	return &hearings{edges: map[string]*edgePresence{}, agents: map[replicaKey]*agentPresence{}}
 }
 
 type edgePresence struct {
@@ -50,7 +67,7 @@ type agentPresence struct {
 }
 
 func newPresence() *presence {
-	return &presence{edges: map[string]*edgePresence{}, agents: map[replicaKey]*agentPresence{}}
+	return &presence{edges: map[string]*edgePresence{}, agents: map[replicaKey]*agentPresence{}, own: newHearings(), others: map[string]*hearings{}}
 }
 
 func (p *presence) edge(id string, now time.Time, r *hubv1.ReportRequest) {
@@ -59,29 +76,40 @@ func (p *presence) edge(id string, now time.Time, r *hubv1.ReportRequest) {
 	for _, s := range r.GetSessions() {
 		s.EdgeId = id
 	}
-	p.edges[id] = &edgePresence{
+	p.own.edges[id] = &edgePresence{
 		heard: now, revision: r.GetRevision(), software: r.GetSoftware(), draining: r.GetDraining(),
 		sessions: r.GetSessions(), ports: r.GetPorts(),
 	}
+	p.mergeEdge(id)
+	p.note(edgeItem(id))
 }
 
 func (p *presence) dropEdge(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.edges, id)
+	for _, o := range p.others {
+		delete(o.edges, id)
+	}
+	if p.own.edges[id] != nil {
+		delete(p.own.edges, id)
+		p.note(edgeItem(id))
+	}
+	p.mergeEdge(id)
 }
 
 // agent changes what is known of one replica.
 func (p *presence) agent(k replicaKey, now time.Time, change func(*agentPresence)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a := p.agents[k]
+	a := p.own.agents[k]
 	if a == nil {
 		a = &agentPresence{}
-		p.agents[k] = a
+		p.own.agents[k] = a
 	}
 	a.heard = now
 	change(a)
+	p.mergeAgent(k)
+	p.note(agentItem(k))
 }
 
 // heard tells whether any edge was heard lately.
@@ -163,14 +191,18 @@ func (p *presence) forget(now time.Time) {
 			sessions[replicaKey{s.GetTokenId(), s.GetReplicaId()}] = true
 		}
 	}
-	for k, a := range p.agents {
+	for k, a := range p.own.agents {
 		if !a.lives(now) && !sessions[k] && now.Sub(a.heard) > 10*time.Minute {
-			delete(p.agents, k)
+			delete(p.own.agents, k)
+			p.mergeAgent(k)
+			p.note(agentItem(k))
 		}
 	}
-	for id, e := range p.edges {
+	for id, e := range p.own.edges {
 		if now.Sub(e.heard) > 24*time.Hour {
-			delete(p.edges, id)
+			delete(p.own.edges, id)
+			p.mergeEdge(id)
+			p.note(edgeItem(id))
 		}
 	}
 }
@@ -180,9 +212,17 @@ func (p *presence) dropToken(token string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for k := range p.agents {
-		if k.token == token {
-			delete(p.agents, k)
+		if k.token != token {
+			continue
 		}
+		for _, o := range p.others {
+			delete(o.agents, k)
+		}
+		if p.own.agents[k] != nil {
+			delete(p.own.agents, k)
+			p.note(agentItem(k))
+		}
+		p.mergeAgent(k)
 	}
 }
 

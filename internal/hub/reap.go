@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -30,6 +31,9 @@ const (
 // Time is measured on a listening clock, which stands still while the hub hears from no edge:
 // then it cannot know who lives. Marks on that clock are stored, and so is the clock.
 type reaper struct {
+	// stale: what the store holds has changed since it was read.
+	stale atomic.Bool
+
 	mu       sync.Mutex
 	loaded   bool
 	clock    time.Duration
@@ -52,10 +56,16 @@ func newReaper() *reaper {
 }
 
 // invalidate makes the next tick read the store again.
-func (r *reaper) invalidate() {
+func (r *reaper) invalidate() { r.stale.Store(true) }
+
+// forget makes the next tick start over, as after a start of the hub: what other hubs did meanwhile
+// is in the store.
+func (r *reaper) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.loaded = false
+	r.loaded, r.lastTick = false, time.Time{}
+	clear(r.lastAlive)
+	clear(r.aliveSince)
 }
 
 const clockKey = "listening_clock_ms"
@@ -115,9 +125,14 @@ func (r *reaper) load(tx *store.Tx) error {
 // tick advances the listening clock and withdraws what is due.
 func (h *Hub) tick(ctx context.Context) error {
 	r := h.reap
+	if !h.Leads() {
+		h.presence.forget(h.cfg.Now())
+		return nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.loaded {
+	if r.stale.Swap(false) || !r.loaded {
+		r.loaded = false
 		if err := h.store.Read(ctx, r.load); err != nil {
 			return err
 		}
@@ -128,12 +143,29 @@ func (h *Hub) tick(ctx context.Context) error {
 	}
 	r.lastTick = now
 	h.presence.forget(now)
-	steps := r.due(h.presence.alive(now))
+	alive := h.presence.alive(now)
+	steps := r.due(alive)
 	save := r.clock-r.saved >= time.Minute
 	if len(steps) == 0 && !save {
 		return nil
 	}
-	if err := h.write(ctx, func(tx *store.Tx) error { return h.withdrawDue(tx, steps, r.clock, save) }); err != nil {
+	err := h.write(ctx, func(tx *store.Tx) error {
+		if h.store.Shared() {
+			// Another hub may have taken over, or replicas have declared there.
+			if err := h.leading(tx); err != nil {
+				return err
+			}
+			if err := r.load(tx); err != nil {
+				return err
+			}
+			steps = r.due(alive)
+		}
+		return h.withdrawDue(tx, steps, r.clock, save)
+	})
+	if errors.Is(err, errNotLeader) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
 	if save {

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -107,4 +108,65 @@ func Redacted(where string) string {
 		return "postgres://…"
 	}
 	return fmt.Sprintf("postgres://%s@%s/%s", url.User(c.User), net.JoinHostPort(c.Host, strconv.Itoa(int(c.Port))), url.PathEscape(c.Database))
+}
+
+const (
+	// hintChannel is where a write tells other hubs that the change log has grown.
+	hintChannel = "adit_feed"
+	// hintRetry is the pause before a broken listener connects again.
+	hintRetry = 2 * time.Second
+)
+
+// Hints receives when another hub may have written, until ctx ends; nil where there is no other
+// hub. They are hints only: behind some poolers, and while a connection is broken, none come.
+func (s *Store) Hints(ctx context.Context, wg *sync.WaitGroup) <-chan struct{} {
+	if !s.postgres() {
+		return nil
+	}
+	hints := make(chan struct{}, 1)
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			_ = s.listen(ctx, hints)
+			select {
+			case <-ctx.Done():
+			case <-time.After(hintRetry):
+			}
+		}
+	})
+	return hints
+}
+
+func (s *Store) listen(ctx context.Context, hints chan<- struct{}) error {
+	c, err := postgresConfig(s.url)
+	if err != nil {
+		return err
+	}
+	conn, err := pgx.ConnectConfig(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = conn.Close(end)
+	}()
+	if _, err := conn.Exec(ctx, "LISTEN "+hintChannel); err != nil {
+		return err
+	}
+	for {
+		// What was told before LISTEN is not known: the first hint is our own.
+		select {
+		case hints <- struct{}{}:
+		default:
+		}
+		if _, err := conn.WaitForNotification(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// Ping asks the database for a sign of life.
+func (s *Store) Ping(ctx context.Context) error {
+	_, err := s.db.ExecContext(ctx, "SELECT 1")
+	return wrap(err)
 }

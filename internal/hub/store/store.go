@@ -34,6 +34,8 @@ type Store struct {
 	// writing admits one writer of this process at a time: waiting in SQLite's busy handler is
 	// neither fair nor cheap.
 	writing chan struct{}
+	// url is where the database is; it may hold a password.
+	url string
 }
 
 // Open opens or makes the database and brings its schema up to date. A schema newer than this
@@ -51,7 +53,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	db.SetMaxOpenConns(o.MaxConns)
 	db.SetMaxIdleConns(o.MaxConns)
-	s := &Store{db: db, now: o.Now, writing: make(chan struct{}, 1)}
+	s := &Store{db: db, now: o.Now, writing: make(chan struct{}, 1), url: o.URL}
 	if err := s.migrate(ctx, migrations); err != nil {
 		_ = db.Close()
 		return nil, fmt.Errorf("database %s: %w", Redacted(o.URL), wrap(err))
@@ -159,7 +161,12 @@ func (t *Tx) log() error {
 		t.changed[i].Revision = last - int64(len(t.changed)-1-i)
 		t.changed[i].At = t.Now.UnixMilli()
 	}
-	return batch(t, t.changed)
+	if err := batch(t, t.changed); err != nil || !t.postgres() {
+		return err
+	}
+	// Sent with the commit.
+	_, err = t.tx.NewRaw("NOTIFY " + hintChannel).Exec(t.ctx)
+	return err
 }
 
 // batch inserts rows a few hundred at a time: statements have a limit of variables.
