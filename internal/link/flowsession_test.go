@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -270,4 +271,45 @@ func TestFlowMoves(t *testing.T) {
 		linktest.NewAgent(t, edge, tok, &flowEcho{}, fastAgent)
 		openFlow(t, edge.Replica(t), 1).ping(t, 11)
 	})
+}
+
+// Datagrams take the short way beside QUIC where there is one, and QUIC where there is none.
+func TestFlowSealed(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		return // Only Linux lets QUIC share its socket.
+	}
+	tok := linktest.NewToken(t)
+	edge := linktest.NewEdge(t, []*linktest.Token{tok}, nil)
+	p := newPath(t, edge.Addr)
+	h := &flowEcho{}
+	linktest.NewAgent(t, edge, tok, h, func(c *link.ConnectorConfig) {
+		only(link.CarrierQUIC)(c)
+		c.Edge = &wirev1.EdgeAddress{Id: c.Edge.Id, Addresses: []string{p.addr.String()}, KeyHash: c.Edge.KeyHash}
+	})
+	v := openFlow(t, edge.Replica(t), 1)
+	// short reports whether a question and its answer both went sealed.
+	short := func() bool {
+		before := p.sealed.Load()
+		v.ping(t, 900)
+		return p.sealed.Load() >= before+2
+	}
+	eventually(t, "datagrams never go sealed", short)
+	t.Run("where only QUIC passes, flows go on", func(t *testing.T) {
+		p.onlyQUIC.Store(true)
+		eventually(t, "nothing arrives", func() bool {
+			_ = v.Send([]byte("through"))
+			select {
+			case b := <-v.got:
+				return string(b) == "through"
+			case <-time.After(50 * time.Millisecond):
+				return false
+			}
+		})
+		p.onlyQUIC.Store(false)
+		eventually(t, "the short way is not taken up again", short)
+	})
+	t.Run("large ones go on in parts", func(t *testing.T) { v.ping(t, 3000) })
+	if n := h.served.Load(); n != 1 {
+		t.Errorf("%d flows at the agent", n)
+	}
 }

@@ -23,6 +23,9 @@ type path struct {
 	idle atomic.Int64
 	// lossy loses every n-th UDP packet.
 	lossy atomic.Int64
+	// onlyQUIC loses UDP that is not QUIC's; sealed counts it.
+	onlyQUIC atomic.Bool
+	sealed   atomic.Int64
 	// hushed is which flows have fallen silent: all that began before.
 	hushed atomic.Int64
 	// smallHello loses QUIC connections whose first flight is more than one datagram.
@@ -73,6 +76,15 @@ func (p *path) loses(n *int64) bool {
 	*n++
 	every := p.lossy.Load()
 	return every > 0 && *n%every == 0
+}
+
+// foreign reports whether b is lost because it is not QUIC's.
+func (p *path) foreign(b []byte) bool {
+	if len(b) == 0 || b[0]&0xc0 != 0 {
+		return false
+	}
+	p.sealed.Add(1)
+	return p.onlyQUIC.Load()
 }
 
 func newPath(t testing.TB, to netip.AddrPort) *path {
@@ -208,13 +220,13 @@ func (p *path) forwardUDP(to netip.AddrPort) {
 					if n > 200 { // more than an acknowledgement
 						c.answered.Store(true)
 					}
-					if p.passes(c.pathFlow, true) && !p.noUDP.Load() && !c.lost.Load() && !p.loses(&in) {
+					if p.passes(c.pathFlow, true) && !p.noUDP.Load() && !c.lost.Load() && !p.loses(&in) && !p.foreign(back[:n]) {
 						_, _ = p.udp.WriteToUDPAddrPort(back[:n], from)
 					}
 				}
 			})
 		}
-		if p.passes(c.pathFlow, false) && !c.lost.Load() && !p.loses(&out) {
+		if p.passes(c.pathFlow, false) && !c.lost.Load() && !p.loses(&out) && !p.foreign(buf[:n]) {
 			_, _ = c.Write(buf[:n])
 		}
 	}
