@@ -114,6 +114,8 @@ func (h *Hub) reconcileHolder(tx *store.Tx, agent, edge string, sessions []*hubv
 	before := *x
 	draining := slices.ContainsFunc(sessions, func(s *hubv1.SessionReport) bool { return s.GetDraining() && s.GetReplicaId() == x.Replica })
 	here := slices.ContainsFunc(sessions, func(s *hubv1.SessionReport) bool { return s.GetReplicaId() == x.Replica })
+	// The edge has another one: then it knows that the holder went from there.
+	back = back && !slices.ContainsFunc(sessions, func(s *hubv1.SessionReport) bool { return s.GetReplicaId() != x.Replica && !s.GetDraining() })
 	switch {
 	case draining:
 		// It gives the enrolment up, at every edge.
