@@ -241,11 +241,34 @@ func (s *session) probe() {
 	}
 	n := s.ping()
 	s.probed.Store(n)
-	time.AfterFunc(s.pair.timing.probe, func() {
-		if s.pongs.Load() < n && s.ctx.Err() == nil {
-			s.close(fmt.Errorf("%w: no answer to a probe in %v", errDead, s.pair.timing.probe))
-		}
+	s.judge(n)
+}
+
+// judge closes the session if the answer to probe n has not come in the probe time. While packets
+// still come the answer is late, not missing: bulk and losses hold it up, and the limit on silence
+// holds anyway.
+func (s *session) judge(n uint64) {
+	time.AfterFunc(s.pair.timing.probe/2, func() {
+		half := s.received() // what was under way when the peer went has come by now
+		time.AfterFunc(s.pair.timing.probe/2, func() {
+			switch {
+			case s.pongs.Load() >= n || s.ctx.Err() != nil:
+			case s.received() > half:
+				s.judge(n)
+			default:
+				s.close(fmt.Errorf("%w: no answer to a probe in %v", errDead, s.pair.timing.probe))
+			}
+		})
 	})
+}
+
+// received counts the peer's packets; 0 on TCP carriers, whose control connection carries nothing
+// that could hold an answer up.
+func (s *session) received() uint64 {
+	if s.qc == nil {
+		return 0
+	}
+	return s.qc.ConnectionStats().PacketsReceived
 }
 
 // ponged takes the answer to a ping.
