@@ -21,23 +21,23 @@ func TestConformance(t *testing.T) {
 	for _, k := range []struct {
 		name, carrier string
 		policy        hubv1.CarrierPolicy
-		ramp          int
+		atOnce        int
 	}{
 		{"QUIC streams", link.CarrierQUIC, latency, 0},
 		{"lanes beside QUIC", link.CarrierQUIC, throughput, 0},
-		{"lanes of tls", link.CarrierTLS, auto, 200},
-		{"lanes of ws", link.CarrierWS, auto, 200},
-		{"raw lanes", link.CarrierQUIC, rawPolicy, 200},
+		{"lanes of tls", link.CarrierTLS, auto, 32},
+		{"lanes of ws", link.CarrierWS, auto, 32},
+		{"raw lanes", link.CarrierQUIC, rawPolicy, 32},
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			linktest.Run(t, func(t testing.TB, h link.Handler) *linktest.Pair {
-				return dialPair(t, h, k.carrier, k.policy, k.ramp)
+				return dialPair(t, h, k.carrier, k.policy, k.atOnce)
 			})
 		})
 	}
 }
 
-func dialPair(t testing.TB, h link.Handler, carrier string, policy hubv1.CarrierPolicy, ramp int) *linktest.Pair {
+func dialPair(t testing.TB, h link.Handler, carrier string, policy hubv1.CarrierPolicy, atOnce int) *linktest.Pair {
 	timing := link.Steady(linktest.Race)
 	tok := linktest.NewToken(t)
 	edge := linktest.NewEdge(t, []*linktest.Token{tok}, func(c *link.AcceptorConfig) { c.SetTiming(timing) })
@@ -55,7 +55,7 @@ func dialPair(t testing.TB, h link.Handler, carrier string, policy hubv1.Carrier
 			}
 			return r.Open(ctx, h, policy, first)
 		},
-		Ramp:   ramp,
+		AtOnce: atOnce,
 		Vanish: func() { p.silent.Store(true) },
 		Close: func() {
 			p.silent.Store(false)

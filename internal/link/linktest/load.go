@@ -94,18 +94,21 @@ func testBulk(t *testing.T, s *suite) {
 // testConcurrent has many streams open at once, all alive.
 func testConcurrent(t *testing.T, s *suite) {
 	n := 2_000
+	if s.pair.AtOnce > 0 {
+		n = 800 // each is a handshake
+	}
 	if Race {
-		n = 500
+		n /= 4
 	}
 	h := s.accept(echo)
-	wait, stop := s.pair.limiter()
-	defer stop()
+	enter, leave := s.pair.limiter()
 	streams := make([]link.Outgoing, n)
 	var wg sync.WaitGroup
 	errs := make(chan error, n)
 	for i := range streams {
-		wait()
+		enter()
 		wg.Go(func() {
+			defer leave()
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			defer cancel()
 			st, err := s.pair.Open(ctx, &wirev1.StreamHeader{TunnelId: h.TunnelId, Kind: h.Kind, Class: h.Class}, fmt.Appendf(nil, "%08d", i))
@@ -149,7 +152,7 @@ func testConcurrent(t *testing.T, s *suite) {
 // testStalled has streams whose reader stopped, with full windows, beside live ones.
 func testStalled(t *testing.T, s *suite) {
 	n := 300
-	if Race || s.pair.Ramp > 0 {
+	if Race || s.pair.AtOnce > 0 {
 		n = 40
 	}
 	release := make(chan struct{})

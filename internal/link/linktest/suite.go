@@ -19,8 +19,9 @@ import (
 type Pair struct {
 	// Open opens a stream of the kind under test.
 	Open func(ctx context.Context, h *wirev1.StreamHeader, first []byte) (link.Outgoing, error)
-	// Ramp is how many streams a second may be opened; 0 = no limit.
-	Ramp int
+	// AtOnce is how many streams may wait to be opened, where each needs a new connection; 0 = any
+	// number.
+	AtOnce int
 	// Vanish makes the agent fall silent as if its host lost power. Streams must fail within a
 	// few seconds.
 	Vanish func()
@@ -173,15 +174,12 @@ func (b state) check(t *testing.T) {
 		b.goroutines, b.descriptors, buf[:runtime.Stack(buf, true)])
 }
 
-// limiter spaces the opening of streams.
-func (p *Pair) limiter() (wait func(), stop func()) {
-	if p.Ramp == 0 {
+// limiter bounds how many streams are being opened. The bound is on what waits, not on a rate: a
+// slow machine would fall behind any rate, and what waits behind it would wait too long.
+func (p *Pair) limiter() (enter, leave func()) {
+	if p.AtOnce == 0 {
 		return func() {}, func() {}
 	}
-	rate := p.Ramp
-	if Race {
-		rate /= 4 // a handshake costs five times as much
-	}
-	t := time.NewTicker(time.Second / time.Duration(rate))
-	return func() { <-t.C }, t.Stop
+	places := make(chan struct{}, p.AtOnce)
+	return func() { places <- struct{}{} }, func() { <-places }
 }
