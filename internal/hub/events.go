@@ -3,6 +3,7 @@ package hub
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -57,6 +58,9 @@ var eventKinds = []string{
 	EventPortUnavailable, EventPortAvailable, EventTunnelFailing, EventTunnelOK, EventNoticeFailing, EventNoticeOK, EventLockedOut, EventTest,
 }
 
+// EventKinds are all kinds of events.
+func EventKinds() []string { return slices.Clone(eventKinds) }
+
 // signal wakes everybody who waits for the next change of something.
 type signal struct {
 	mu sync.Mutex
@@ -95,6 +99,9 @@ func (h *Hub) event(tx *store.Tx, e *hubv1.Event) error {
 		return err
 	}
 	tx.AfterCommit(h.happened.raise)
+	if h.store.Shared() {
+		tx.Changed(happenedItem)
+	}
 	return tx.AddEvent(&store.Event{ID: id, At: tx.Now.UnixMilli(), Kind: e.GetKind(), Severity: severities[e.GetSeverity()], Subject: e.GetSubject(), Entry: raw})
 }
 

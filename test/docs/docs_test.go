@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/adit-dev/adit/internal/config"
+	"github.com/adit-dev/adit/internal/hub"
+	"github.com/adit-dev/adit/internal/hub/rpc"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -172,3 +174,37 @@ func TestLinks(t *testing.T) {
 
 // markdown keeps what a table cell or a browser would take for its own.
 var markdown = strings.NewReplacer("|", `\|`, "<", "&lt;")
+
+func TestProcedures(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("| procedure | role | scope of a key | more |\n|---|---|---|---|\n")
+	for _, p := range rpc.Procedures() {
+		role, scope, more := p.Role, "`"+p.Scope+"`", ""
+		switch {
+		case p.Role == "":
+			role, scope = "nobody's key is needed", ""
+		case p.Scope == "":
+			scope = "a key without scopes"
+		case p.Scope == "*":
+			scope = "any"
+		}
+		switch {
+		case p.Local:
+			more = "only with `admin.key`, on the server's host"
+		case p.Fresh:
+			more = "a sign-in younger than 10 minutes"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", p.Name, role, scope, more)
+	}
+	made(t, page("api.md"), "procedures", b.String())
+}
+
+// TestEvents: every kind of event that the hub may tell is described.
+func TestEvents(t *testing.T) {
+	text := read(t, page("events.md"))
+	for _, kind := range hub.EventKinds() {
+		if !strings.Contains(text, "| `"+kind+"` |") {
+			t.Errorf("events.md does not describe %s", kind)
+		}
+	}
+}

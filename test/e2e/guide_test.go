@@ -24,12 +24,18 @@ const guide = "docs/guides/getting-started.md"
 // blocks returns the fenced blocks of one language of the guide.
 func blocks(t *testing.T, language string) []string {
 	t.Helper()
+	return blocksOf(t, guide, language)
+}
+
+// blocksOf returns those of a page.
+func blocksOf(t *testing.T, page, language string) []string {
+	t.Helper()
 	var out []string
-	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```").FindAllStringSubmatch(readTree(t, guide), -1) {
+	for _, m := range regexp.MustCompile("(?ms)^```"+language+"\n(.*?)^```").FindAllStringSubmatch(readTree(t, page), -1) {
 		out = append(out, m[1])
 	}
 	if len(out) == 0 {
-		t.Fatalf("the guide has no %s blocks", language)
+		t.Fatalf("%s has no %s blocks", page, language)
 	}
 	return out
 }

@@ -57,3 +57,23 @@ func TestOpenAPI(t *testing.T) {
 	_ = json.Unmarshal(rec.Body.Bytes(), &whole)
 	walk("", whole)
 }
+
+func TestJSONBadInput(t *testing.T) {
+	s := start(t)
+	for body, want := range map[string]string{
+		`{"pageSise": 5}`:   "pageSise",
+		`{"pageSize": "x"}`: "pageSize",
+		``:                  "send a JSON object",
+		`{`:                 "unexpected",
+	} {
+		req := httptest.NewRequest("POST", "/adit.hub.v1.TunnelService/ListTunnels", strings.NewReader(body))
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Authorization", "Bearer "+s.adminKey())
+		req.RemoteAddr = "127.0.0.1:1"
+		rec := httptest.NewRecorder()
+		s.api.Handler().ServeHTTP(rec, req)
+		if rec.Code != 400 || !strings.Contains(rec.Body.String(), want) || !strings.Contains(rec.Body.String(), `"invalid_argument"`) {
+			t.Errorf("%s: %d %s", body, rec.Code, rec.Body)
+		}
+	}
+}

@@ -32,6 +32,7 @@ func New(h *hub.Hub) *Server {
 	opts := []connect.HandlerOption{
 		connect.WithInterceptors(g),
 		connect.WithReadMaxBytes(maxRequest),
+		withStrictJSON(),
 		connect.WithRecover(func(_ context.Context, spec connect.Spec, _ http.Header, p any) error {
 			cfg.Log.Error("panic in the hub API", "procedure", spec.Procedure, "panic", fmt.Sprint(p))
 			return connect.NewError(connect.CodeInternal, errInternal)
