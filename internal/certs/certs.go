@@ -31,6 +31,8 @@ type Source interface {
 type Store interface {
 	GetSecret(ctx context.Context, name string) ([]byte, error)
 	PutSecret(ctx context.Context, name string, value []byte) error
+	// MakeSecret returns the secret of a name, storing value if there is none.
+	MakeSecret(ctx context.Context, name string, value []byte) ([]byte, error)
 }
 
 func problem(name, text string) *hubv1.Certificate {

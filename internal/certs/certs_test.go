@@ -41,6 +41,13 @@ func (s *memory) GetSecret(_ context.Context, name string) ([]byte, error) {
 	return v, nil
 }
 
+func (s *memory) MakeSecret(ctx context.Context, name string, v []byte) ([]byte, error) {
+	if got, err := s.GetSecret(ctx, name); err == nil {
+		return got, nil
+	}
+	return v, s.PutSecret(ctx, name, v)
+}
+
 func (s *memory) PutSecret(_ context.Context, name string, v []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

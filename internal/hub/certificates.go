@@ -66,7 +66,11 @@ func (h *Hub) certify(ctx context.Context) {
 		h.feed.mu.RLock()
 		moved := h.feed.moved
 		h.feed.mu.RUnlock()
-		h.certifyOnce(ctx, asked)
+		if h.Leads() {
+			h.certifyOnce(ctx, asked)
+		} else {
+			clear(asked)
+		}
 		select {
 		case <-ctx.Done():
 			return

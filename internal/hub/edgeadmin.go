@@ -87,7 +87,7 @@ func (h *Hub) RemoveEdge(ctx context.Context, id string) error {
 		if err != nil {
 			return err
 		}
-		if e.TokenID == "" {
+		if e.TokenID == "" && (!h.store.Shared() || h.edgeHeard(id, h.cfg.Now())) {
 			return invalid("id", id, "start the server with --roles hub to have none", "is the edge in the hub's own process")
 		}
 		token = e.TokenID

@@ -106,8 +106,10 @@ type Hub struct {
 	hostName string
 	// adminHash is SHA-256 of this host's admin.key.
 	adminHash [32]byte
-	issuer   Issuer
-	askAgain chan struct{}
+	// signing is what edges know the hub's word by.
+	signing ed25519.PrivateKey
+	issuer    Issuer
+	askAgain  chan struct{}
 	// localEdge is true once the edge of this process has asked for the feed.
 	localEdge atomic.Bool
 
@@ -172,6 +174,9 @@ func (h *Hub) start(ctx context.Context) error {
 	if err := h.loadKeys(ctx); err != nil {
 		return err
 	}
+	if err := h.loadSigningKey(ctx); err != nil {
+		return err
+	}
 	if err := h.storeSettings(ctx); err != nil {
 		return err
 	}
@@ -214,12 +219,13 @@ func (h *Hub) Run(ctx context.Context) error {
 	wg.Go(func() { h.poll(ctx) })
 	wg.Go(func() { h.ticks(ctx) })
 	wg.Go(func() {
-		h.every(ctx, 5*time.Second, "holders of enrolments", func(ctx context.Context) error { return h.lostEdges(ctx, h.cfg.Now()) })
+		h.leaders(ctx, 5*time.Second, "holders of enrolments", func(ctx context.Context) error { return h.lostEdges(ctx, h.cfg.Now()) })
 	})
-	wg.Go(func() { h.every(ctx, conditionStep, "problems", h.observe) })
+	wg.Go(func() { h.leaders(ctx, conditionStep, "problems", h.observe) })
 	wg.Go(func() { h.every(ctx, trafficFlush, "traffic", h.flushTraffic) })
-	wg.Go(func() { h.every(ctx, time.Hour, "old records", h.prune) })
+	wg.Go(func() { h.leaders(ctx, time.Hour, "old records", h.prune) })
 	wg.Go(func() { h.sendNotices(ctx) })
+	wg.Go(func() { h.leaders(ctx, forwarderCheck, "forwards", h.checkForwarders) })
 	if h.asks.elsewhere {
 		wg.Go(func() { h.every(ctx, askPoll, "questions to agents", h.exchangeAsks) })
 	}
@@ -359,6 +365,7 @@ func WatcherOf(c *hublink.Caller) Watcher {
 func (h *Hub) settings() *hubv1.Resource {
 	return &hubv1.Resource{Item: &hubv1.Resource_Settings{Settings: &hubv1.Settings{
 		Domain: h.cfg.Domain, HubHost: h.cfg.HubHost, TcpPorts: h.cfg.TCPPorts, UdpPorts: h.cfg.UDPPorts,
+		SigningKeys: [][]byte{h.signing.Public().(ed25519.PublicKey)},
 	}}}
 }
 

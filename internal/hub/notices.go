@@ -253,7 +253,9 @@ func (h *Hub) sendNotices(ctx context.Context) {
 	defer t.Stop()
 	for {
 		more := h.happened.wait()
-		if err := h.notify(ctx, scanned); err != nil && ctx.Err() == nil {
+		if !h.Leads() {
+			clear(scanned)
+		} else if err := h.notify(ctx, scanned); err != nil && ctx.Err() == nil {
 			h.log.Error("notices not sent, trying again", "error", err)
 		}
 		select {

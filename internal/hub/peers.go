@@ -30,6 +30,8 @@ const (
 	hubItems = "hub/"
 	// declaredItem says that replicas declared something.
 	declaredItem = hubItems + "declared"
+	// happenedItem says that an event was stored.
+	happenedItem = hubItems + "happened"
 )
 
 // revokedItem says that sessions and links of a token are to be closed.
@@ -215,6 +217,7 @@ func (h *Hub) elect(ctx context.Context, holder string) error {
 	if err == nil && won {
 		h.reap.forget()
 		p.leads.Store(true)
+		h.CertificatesChanged()
 		h.log.Info("this hub leads: it withdraws, certifies and notifies for all hubs of its database")
 	}
 	return err
@@ -258,6 +261,8 @@ func (h *Hub) note(item string, r *hubv1.Resource) {
 	switch {
 	case edge && r == nil:
 		h.presence.dropEdge(id)
+	case item == happenedItem:
+		h.happened.raise()
 	case item == declaredItem:
 		h.reap.invalidate()
 	case strings.HasPrefix(item, revokedItem("")):

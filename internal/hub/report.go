@@ -134,7 +134,7 @@ func (h *Hub) putEdge(ctx context.Context, e edgeCaller, spec *hubv1.Edge, softw
 				continue
 			}
 			shared := sharedAddress(other.GetAddress(), spec.GetAddress())
-			if o.TokenID != "" || e.token != "" {
+			if o.TokenID != "" || e.token != "" || h.store.Shared() {
 				if shared == "" {
 					continue
 				}
