@@ -17,7 +17,7 @@ QUICK    := adit (auto|latency|throughput)$$|(throughput|raw) passthrough|http c
 export ADIT_TOOLS := $(TOOLS)
 export ADIT_BIN   := $(BIN)/adit
 
-.PHONY: help demo build test check lint generate generated rows soak tools cross docs bench bench-quick
+.PHONY: help demo build test check lint generate generated rows soak tools cross baseline docs bench bench-quick
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -51,6 +51,9 @@ lint: tools check ## check, with every linter installed first
 
 generate: tools ## regenerate the code of api/
 	cd api && PATH="$(TOOLS):$$PATH" buf generate
+
+baseline: tools ## note the API as published: later changes must stay compatible with it
+	cd api && PATH="$(TOOLS):$$PATH" buf build --exclude-source-info -o baseline.binpb
 
 docs: build ## rewrite the parts of docs/reference that come from the code
 	ADIT_WRITE_DOCS=1 $(GO) test -count=1 ./test/docs
