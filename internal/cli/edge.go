@@ -27,13 +27,15 @@ type edgeView struct {
 	Software  string     `json:"software"`
 	TokenID   string     `json:"token_id"`
 	Draining  bool       `json:"draining"`
+	// OutOfService: taken out by edge drain.
+	OutOfService bool `json:"out_of_service"`
 }
 
 func edgeOf(s *hubv1.EdgeStatus) edgeView {
 	addr := s.GetEdge().GetAddress()
 	return edgeView{ID: addr.GetId(), Addresses: list(addr.GetAddresses()), Region: addr.GetRegion(), State: s.GetState(),
 		LastSeen: when(s.GetLastSeen()), Revision: s.GetRevision(), Sessions: s.GetSessions(), Software: s.GetSoftware(),
-		TokenID: s.GetTokenId(), Draining: s.GetEdge().GetDraining()}
+		TokenID: s.GetTokenId(), Draining: s.GetEdge().GetDraining(), OutOfService: s.GetEdge().GetOutOfService()}
 }
 
 func (a *app) edgeCommand() *cobra.Command {
@@ -62,13 +64,16 @@ func (a *app) edgeCommand() *cobra.Command {
 					if e.Draining {
 						state += ", draining"
 					}
+					if e.OutOfService {
+						state += ", out of service"
+					}
 					rows = append(rows, []string{e.ID, strings.Join(e.Addresses, ","), e.Region, state, strconv.Itoa(int(e.Sessions)),
 						strconv.FormatUint(e.Revision, 10), showTime(e.LastSeen), e.Software})
 				}
 				return a.table([]string{"ID", "ADDRESSES", "REGION", "STATE", "SESSIONS", "REVISION", "LAST SEEN", "VERSION"}, rows)
 			})
 		}),
-	}, a.edgeInvite())
+	}, a.edgeInvite(), a.edgeInvites(), a.edgeRevoke(), a.edgeDrain(), a.edgeRemove())
 	return c
 }
 

@@ -31,7 +31,9 @@ type invite struct {
 	ExpiresAt       *time.Time `json:"expires_at"`
 	ExpiresSessions bool       `json:"expires_sessions"`
 	RevokedAt       *time.Time `json:"revoked_at"`
-	// Token is shown once, when the invite is created.
+	// OldTokenExpiresAt is when a token that was rotated out ends.
+	OldTokenExpiresAt *time.Time `json:"old_token_expires_at,omitempty"`
+	// Token is shown once, when the invite is created or rotated.
 	Token string `json:"token,omitempty"`
 }
 
@@ -108,7 +110,7 @@ func (a *app) printInvite(v invite) error {
 
 func (a *app) inviteCommand() *cobra.Command {
 	c := &cobra.Command{Use: "invite", Short: "Tokens for agents: what they may claim"}
-	c.AddCommand(a.inviteCreate(), a.inviteList(), a.inviteGet(), a.inviteRevoke())
+	c.AddCommand(a.inviteCreate(), a.inviteList(), a.inviteGet(), a.inviteSet(), a.inviteRotate(), a.inviteRevoke())
 	return c
 }
 

@@ -98,7 +98,7 @@ Start with:  adit demo`,
 		return usageErrorf("--output: %q is not possible; use table, json or yaml", a.output)
 	}
 	root.AddCommand(a.demoCommand(), a.serverCommand(), a.agentCommand(), a.exposeCommand(),
-		a.inviteCommand(), a.tunnelCommand(), a.agentsCommand(), a.portCommand(), a.edgeCommand(),
+		a.inviteCommand(), a.tunnelCommand(), a.agentsCommand(), a.accessCommand(), a.policyCommand(), a.tenantCommand(), a.portCommand(), a.edgeCommand(),
 		a.preflightCommand(),
 		a.eventsCommand(), a.problemsCommand(), a.noticeCommand(), a.trafficCommand(),
 		a.doctorCommand(), a.configCommand(), a.versionCommand())
