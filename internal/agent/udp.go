@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/pires/go-proxyproto"
@@ -82,9 +81,8 @@ func newFlowServer(target func(h *wirev1.StreamHeader) (udpTarget, *reason.Error
 	began := time.Now()
 	now := func() time.Time { return began.Add(time.Since(began)) }
 	s := &flowServer{target: target, dialer: dialer, m: m, log: log, now: now, limit: maxUDPFlows, flows: make(map[*udpFlow]struct{})}
-	var r syscall.Rlimit
-	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &r) == nil {
-		s.limit = int(min(maxUDPFlows, r.Cur/4))
+	if n := descriptorLimit(); n > 0 {
+		s.limit = min(maxUDPFlows, n/4)
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
