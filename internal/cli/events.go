@@ -105,7 +105,7 @@ func (a *app) followEvents(ctx context.Context, c *client, all []event, r *hubv1
 	if err != nil {
 		return explainCall(err, c.where)
 	}
-	defer stream.Close()
+	defer func() { _ = stream.Close() }()
 	for stream.Receive() {
 		for _, e := range stream.Msg().GetEvents() {
 			if v := eventView(e); (r.GetKind() == "" || r.GetKind() == v.Kind) && strings.Contains(strings.ToLower(v.Subject), strings.ToLower(r.GetSubject())) {

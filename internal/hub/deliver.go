@@ -138,7 +138,7 @@ func privateOnly(address string) error {
 		return err
 	}
 	ip := net.ParseIP(host)
-	if ip == nil || !(ip.IsPrivate() || ip.IsLoopback()) {
+	if ip == nil || !ip.IsPrivate() && !ip.IsLoopback() {
 		return fmt.Errorf("%s is not a private address; use https", host)
 	}
 	return nil
@@ -167,7 +167,7 @@ func (h *Hub) mailNotice(ctx context.Context, t *hubv1.NoticeTarget, password st
 	if err != nil {
 		return err
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	if err := c.Hello(h.hostName); err != nil {
 		return err
 	}

@@ -157,25 +157,21 @@ func (h *Hub) DeleteNoticeTarget(ctx context.Context, name string) error {
 	return err
 }
 
-// TestNoticeTarget sends a test event to a target now. The text is why it was not delivered.
-func (h *Hub) TestNoticeTarget(ctx context.Context, name string) (string, error) {
+// TestNoticeTarget sends a test event to a target now; failed is why it was not delivered.
+func (h *Hub) TestNoticeTarget(ctx context.Context, name string) (failed, err error) {
 	var row *store.NoticeTarget
-	err := h.store.Read(ctx, func(tx *store.Tx) (err error) { row, err = tx.NoticeTarget(name); return err })
+	err = h.store.Read(ctx, func(tx *store.Tx) (err error) { row, err = tx.NoticeTarget(name); return err })
 	if errors.Is(err, store.ErrNotFound) {
-		return "", notFound("notice target", name, "list them with adit notice list")
+		return nil, notFound("notice target", name, "list them with adit notice list")
 	}
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	now := h.cfg.Now()
-	err = h.deliver(ctx, row, &hubv1.Event{
+	return h.deliver(ctx, row, &hubv1.Event{
 		Id: uint64(now.UnixMicro()), At: stamp(now.UnixMilli()), Kind: EventTest, Severity: SeverityInfo, Subject: "notice/" + name,
 		Text: "is a test of the notices of this hub",
-	})
-	if err != nil {
-		return err.Error(), nil
-	}
-	return "", nil
+	}), nil
 }
 
 func checkNoticeTarget(t *hubv1.NoticeTarget) error {
@@ -314,7 +310,7 @@ func (h *Hub) notifyOne(ctx context.Context, row *store.NoticeTarget, scanned ma
 	}
 	failed := h.deliver(ctx, row, e)
 	if ctx.Err() != nil {
-		return false, nil
+		return false, ctx.Err() // the claim runs out, and the event is sent again
 	}
 	h.settle(row, e, failed)
 	err = h.store.Write(ctx, func(tx *store.Tx) error {

@@ -164,12 +164,12 @@ func TestWebhookNotices(t *testing.T) {
 		if len(r.got) != n {
 			t.Fatal("a disabled target got a notice")
 		}
-		if text, err := h.TestNoticeTarget(t.Context(), "pager"); text != "" || err != nil || r.got[n].Kind != EventTest {
-			t.Fatal(text, err)
+		if failed, err := h.TestNoticeTarget(t.Context(), "pager"); failed != nil || err != nil || r.got[n].Kind != EventTest {
+			t.Fatal(failed, err)
 		}
 		r.Close()
-		if text, err := h.TestNoticeTarget(t.Context(), "pager"); !strings.Contains(text, "refused") || err != nil {
-			t.Fatal(text, err)
+		if failed, err := h.TestNoticeTarget(t.Context(), "pager"); failed == nil || !strings.Contains(failed.Error(), "refused") || err != nil {
+			t.Fatal(failed, err)
 		}
 		if err := h.DeleteNoticeTarget(t.Context(), "pager"); err != nil {
 			t.Fatal(err)

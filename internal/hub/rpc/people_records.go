@@ -58,11 +58,15 @@ func (p people) DeleteNoticeTarget(ctx context.Context, r *hubv1.DeleteNoticeTar
 }
 
 func (p people) TestNoticeTarget(ctx context.Context, r *hubv1.TestNoticeTargetRequest) (*hubv1.TestNoticeTargetResponse, error) {
-	text, err := p.hub.TestNoticeTarget(ctx, r.GetName())
+	failed, err := p.hub.TestNoticeTarget(ctx, r.GetName())
 	if err != nil {
 		return nil, err
 	}
-	return &hubv1.TestNoticeTargetResponse{Error: text}, nil
+	out := &hubv1.TestNoticeTargetResponse{}
+	if failed != nil {
+		out.Error = failed.Error()
+	}
+	return out, nil
 }
 
 func (p people) GetTraffic(ctx context.Context, r *hubv1.GetTrafficRequest) (*hubv1.GetTrafficResponse, error) {
