@@ -34,6 +34,8 @@ type managed struct {
 	*claim
 	// anyPort: a free port is chosen when it is placed.
 	anyPort bool
+	// byLabel: the label was said, not the hostname.
+	byLabel bool
 	agent   *store.Token
 }
 
@@ -46,7 +48,7 @@ func (m *managed) nameField() string {
 
 // field names what is claimed in the words of the API.
 func (m *managed) field() (string, string) {
-	if m.protocol == "" && m.tunnel.Label != "" {
+	if m.protocol == "" && m.byLabel {
 		return "label", m.tunnel.Label
 	}
 	f, v := m.claim.field()
@@ -66,7 +68,10 @@ func managedField(f string) string {
 
 // parseManaged checks what needs no store, completes defaults and returns t in canonical form.
 func (h *Hub) parseManaged(t *hubv1.Tunnel) (*managed, *Problem) {
-	m := &managed{}
+	m := &managed{byLabel: t.GetLabel() != ""}
+	if _, ok := schemes[t.GetKind()]; !ok {
+		return nil, invalid("kind", t.GetKind().String(), "use http, tls, tcp or udp", "is no kind of tunnel")
+	}
 	if t.GetAddress() != "" {
 		return nil, invalid("address", t.GetAddress(), "leave it away: a managed tunnel is served at every address", "cannot be chosen")
 	}
