@@ -200,13 +200,12 @@ func (d *laneDialler) dial(ctx context.Context, s *session, id uint64) {
 	began := time.Now()
 	served, err := d.serve(l)
 	l.destroy(false)
+	d.forget(l)
 	d.mu.Lock()
-	delete(d.lanes, l)
 	if served == 0 && time.Since(began) < d.c.timing.laneBackoff && ctx.Err() == nil {
 		d.rest() // no lane after lane in a tight loop
 	}
 	d.mu.Unlock()
-	d.c.metrics.lane(laneTLS, -1)
 	d.wake()
 	if err != nil && ctx.Err() == nil {
 		d.c.log.Debug("lane ended", "lane", l.id, "error", err)
@@ -272,6 +271,18 @@ func (d *laneDialler) open(ctx context.Context, s *session, id uint64) (*lane, e
 	return newLane(id, tc), nil
 }
 
+// forget takes a lane that ended out of the books, so that another one may be dialled.
+func (d *laneDialler) forget(l *lane) {
+	d.mu.Lock()
+	_, known := d.lanes[l]
+	delete(d.lanes, l)
+	d.mu.Unlock()
+	if known {
+		d.c.metrics.lane(laneTLS, -1)
+		d.wake()
+	}
+}
+
 // serve serves the streams that come over l, one after the other, and counts them.
 func (d *laneDialler) serve(l *lane) (served int, err error) {
 	p := d.c.pair
@@ -284,7 +295,12 @@ func (d *laneDialler) serve(l *lane) (served int, err error) {
 			return served, errors.New("an empty frame on an idle lane")
 		}
 		free := make(chan bool, 1)
-		st := newLaneStream(p, l, func(_ *lane, clean bool) { free <- clean })
+		st := newLaneStream(p, l, func(l *lane, clean bool) {
+			if !clean {
+				d.forget(l) // its handler may take a while yet
+			}
+			free <- clean
+		})
 		_ = st.SetReadDeadline(time.Now().Add(p.timing.dial))
 		h, err := wire.ReadHeader(st)
 		if err != nil {
@@ -297,7 +313,8 @@ func (d *laneDialler) serve(l *lane) (served int, err error) {
 			return served, ErrLost
 		}
 		d.busy(l, true)
-		p.goFunc(func() { serveHeader(context.Background(), p, st, h, d.c.cfg.Handler) })
+		// On this goroutine: the lane carries nothing else until the stream has left it.
+		serveHeader(context.Background(), p, st, h, d.c.cfg.Handler)
 		clean := <-free
 		d.busy(l, false)
 		if !clean {

@@ -221,7 +221,9 @@ func (d *Dialer) Dial(ctx context.Context, s *Spec, h *wirev1.StreamHeader) (*Co
 		d.cfg.Log.Debug("origin not reached", "origin", s, "took", time.Since(start), "reason", rerr.Code, "detail", rerr.Detail)
 		return nil, clientGone(caller, rerr)
 	}
-	d.cfg.Log.Debug("origin connected", "origin", s, "address", tcp.RemoteAddr(), "took", time.Since(start))
+	if d.cfg.Log.Enabled(ctx, slog.LevelDebug) {
+		d.cfg.Log.Debug("origin connected", "origin", s, "address", tcp.RemoteAddr(), "took", time.Since(start))
+	}
 	raw := &headedConn{tcp: tcp, head: head}
 	c := &Conn{Conn: raw, raw: raw}
 	if s.TLS() {

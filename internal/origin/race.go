@@ -97,6 +97,20 @@ func (d *Dialer) dialTCP(ctx context.Context, s *Spec) (*net.TCPConn, *reason.Er
 		Control:         d.guard.control(s),
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: d.cfg.KeepAlive, Interval: d.cfg.KeepAlive / 2, Count: 4},
 	}
+	if len(permitted) == 1 {
+		// Nobody to race with.
+		c, err := nd.DialContext(ctx, "tcp", permitted[0].String())
+		if err != nil {
+			tried.add(permitted[0], err)
+			return nil, tried.error(s)
+		}
+		return c.(*net.TCPConn), nil
+	}
+	return race(ctx, nd, s, permitted, &tried)
+}
+
+// race dials addresses beside each other, each with a head start.
+func race(ctx context.Context, nd *net.Dialer, s *Spec, permitted []netip.AddrPort, tried *attempts) (*net.TCPConn, *reason.Error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type result struct {

@@ -24,21 +24,16 @@ func (d *Dialer) Start(ctx context.Context, r Request) (*Conn, error) {
 	if refusal = p.openNext(ctx); refusal != nil {
 		return nil, refusal
 	}
-	// The dial's context ends with the dial; the stream ends with Close.
-	wait, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p.cancel = cancel
-	c := &Conn{Stream: p, ReplicaID: p.id}
-	go p.await(wait)
-	return c, nil
+	return &Conn{Stream: p, ReplicaID: p.id}, nil
 }
 
-// pending is a stream whose answer may still be on its way. Once it has come, reads and writes
-// go straight through.
+// pending is a stream whose answer may still be on its way. Whoever needs it first, a reader as a rule,
+// waits for it and sees to replays; once it has come, reads and writes go straight through.
 type pending struct {
 	req    Request
 	within time.Duration
-	cancel context.CancelFunc
-	// done is closed when the answer came or there will be none.
+	// turn is held by who waits for the answer; done is closed when it came or there will be none.
+	turn sync.Mutex
 	done chan struct{}
 
 	// writing orders writes and replays; it is held while bytes go out, mu never is.
@@ -53,6 +48,7 @@ type pending struct {
 	settled     bool
 	err         *reason.Error
 	closed      bool
+	cancel      context.CancelFunc // ends the wait for the answer; nil before it
 	writeClosed bool
 	readBy      time.Time
 	writeBy     time.Time
@@ -106,9 +102,28 @@ func (p *pending) become(out link.Outgoing, id string, n int) *reason.Error {
 	return nil
 }
 
-// await waits for the answer, moving to other replicas where that is safe.
+// wait returns when the answer came, when there will be none, or when the stream was closed.
+func (p *pending) wait() {
+	select {
+	case <-p.done:
+		return
+	default:
+	}
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	p.mu.Lock()
+	over := p.settled || p.closed
+	p.cancel = cancel
+	p.mu.Unlock()
+	if !over {
+		p.await(ctx)
+	}
+}
+
+// await waits for the answer, moving to other replicas where that is safe. The caller has the turn.
 func (p *pending) await(ctx context.Context) {
-	defer p.cancel()
 	for {
 		p.mu.Lock()
 		cur := p.cur
@@ -151,7 +166,7 @@ func (p *pending) replicaID() string {
 
 // current waits for the answer and returns the stream.
 func (p *pending) current() (link.Outgoing, error) {
-	<-p.done
+	p.wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -239,7 +254,7 @@ func (p *pending) HasSocket() bool {
 
 // SpliceTo implements link.Splicer; it waits for the answer.
 func (p *pending) SpliceTo(dst *net.TCPConn, w splice.Progress) (ok bool, readErr, writeErr error) {
-	<-p.done
+	p.wait()
 	if !p.HasSocket() {
 		return false, nil, nil
 	}
@@ -280,8 +295,10 @@ func (p *pending) end() link.Outgoing {
 	p.mu.Lock()
 	p.closed = true
 	cur := p.cur
+	if p.cancel != nil {
+		p.cancel()
+	}
 	p.mu.Unlock()
-	p.cancel()
 	return cur
 }
 

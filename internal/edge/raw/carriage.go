@@ -42,7 +42,7 @@ func (k *carriage) run(ctx context.Context) *reason.Error {
 	defer stop()
 	// The way out, below which TLS may lie, needs more stack; a new one is smaller than this.
 	outbound := make(chan error, 1)
-	go func() { outbound <- k.finish(k.copyOut(), k.visitor.CloseWrite) }()
+	go func() { outbound <- k.finish(k.copyOut(), k.endVisitor) }()
 	inErr := k.finish(k.copyIn(), k.stream.CloseWrite)
 	outErr := <-outbound
 	return k.outcome(ctx, inErr, outErr)
@@ -79,6 +79,15 @@ func (k *carriage) finish(err error, closeWrite func() error) error {
 		return reason.Wrap(err, reason.VisitorTimeout, reason.HopEdge, "one direction has ended and nothing moved in the other for %v", k.idle)
 	}
 	return err
+}
+
+// endVisitor passes the end of what the origin sent on. Where the visitor's end came before, closing
+// the connection says the same.
+func (k *carriage) endVisitor() error {
+	if k.half.Load() {
+		return nil
+	}
+	return k.visitor.CloseWrite()
 }
 
 // moved gives the direction that is left alone its next idle time, for reading and for writing.
@@ -130,6 +139,22 @@ func (k *carriage) copyIn() error {
 			return err
 		}
 	}
+}
+
+// atHand reads what the visitor has sent already, without waiting.
+func (k *carriage) atHand(b []byte) (n int) {
+	rc, err := k.socket()
+	if err != nil {
+		return 0
+	}
+	_ = rc.Read(func(fd uintptr) bool {
+		n, err = syscall.Read(int(fd), b)
+		return true
+	})
+	if err != nil {
+		return 0 // nothing yet, or what the next read will tell
+	}
+	return n
 }
 
 // socket is the visitor's.

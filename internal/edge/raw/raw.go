@@ -146,6 +146,11 @@ func (s *Server) connect(ctx context.Context, k *carriage, e *route.Entry) *reas
 		Tunnel: e.Tunnel, Origin: origin, Visitor: k.visitor.Visitor(), Local: k.visitor.Local(),
 		ServerName: k.visitor.ServerName, First: k.visitor.Take(),
 	}
+	if len(r.First) == 0 && e.Tunnel.GetKind() == wirev1.Kind_KIND_TCP {
+		b := firstBytes.Get().(*[firstSize]byte)
+		defer firstBytes.Put(b)
+		r.First = b[:k.atHand(b[:])]
+	}
 	stream, err := s.cfg.Dialer.Start(ctx, r)
 	if err != nil {
 		return reason.Of(err, reason.HopEdge)
@@ -154,6 +159,11 @@ func (s *Server) connect(ctx context.Context, k *carriage, e *route.Entry) *reas
 	k.stream, k.replica = stream, stream.ReplicaID
 	return nil
 }
+
+// firstSize is how much of what a visitor has sent already goes with the header of its stream.
+const firstSize = 4 << 10
+
+var firstBytes = sync.Pool{New: func() any { return new([firstSize]byte) }}
 
 func chooseOrigin(e *route.Entry) (uint32, *reason.Error) {
 	rule := e.Rules().First()
