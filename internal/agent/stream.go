@@ -51,6 +51,10 @@ func (h *handler) ServeStream(ctx context.Context, in link.Incoming) {
 		h.m.streams.Dec()
 	}()
 	hd, start := in.Header(), time.Now()
+	if hd.GetForwardTarget() != "" {
+		h.forward(ctx, in)
+		return
+	}
 	s, spec, e := h.table.Load().find(hd)
 	if e != nil {
 		h.refuse(in, s, e)

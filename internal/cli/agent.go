@@ -40,7 +40,7 @@ func agentConfig(s *config.Agent) agent.Config {
 	return agent.Config{
 		Token: s.Token, TokenFile: s.TokenFile, ServerURL: s.ServerURL, Services: s.Lists, ConfigFile: s.ConfigFile,
 		HealthAddr: s.HealthAddr, HealthFallback: s.HealthDefault, PProf: s.PProf, StateDir: s.StateDir, Carriers: s.Carriers, MaxLanes: s.MaxLanes,
-		Origin:       origin.Config{Allow: s.AllowTarget, Deny: s.DenyTarget, Timeout: s.OriginDialTimeout, KeepAlive: s.OriginKeepAlive},
+		Origin:       origin.Config{Allow: s.AllowTarget, Deny: s.DenyTarget, AllowForward: s.AllowForward, Timeout: s.OriginDialTimeout, KeepAlive: s.OriginKeepAlive},
 		OriginCAFile: s.OriginCAFile, GracePeriod: s.GracePeriod, FailFast: s.FailFast, Software: telemetry.Version(),
 	}
 }

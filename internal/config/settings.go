@@ -80,6 +80,7 @@ type Agent struct {
 	StateDir          string        `koanf:"state-dir"`
 	AllowTarget       []string      `koanf:"allow-target"`
 	DenyTarget        []string      `koanf:"deny-target"`
+	AllowForward      []string      `koanf:"allow-forward"`
 	OriginCAFile      string        `koanf:"origin-ca-file"`
 	Carriers          []string      `koanf:"carriers"`
 	GracePeriod       time.Duration `koanf:"grace-period"`

@@ -55,6 +55,7 @@ type Edge struct {
 	readyOnce sync.Once
 	draining  atomic.Bool
 	transit   transit
+	forwards  *forwards
 	reportNow chan struct{}
 }
 
@@ -79,6 +80,7 @@ func New(cfg Config) (*Edge, error) {
 		return nil, err
 	}
 	e.registry = newRegistry(e)
+	e.forwards = newForwards(e)
 	e.enrol = newEnrolments(e)
 	e.acceptor = link.NewAcceptor(link.AcceptorConfig{
 		Key: cfg.Key, Admit: e.admit, Enrol: e.enrol.admit, Health: e.registry.health, Edges: e.edges, Serve: e.registry.serve,
@@ -125,6 +127,7 @@ func (e *Edge) Run(ctx context.Context) error {
 
 func (e *Edge) close() error {
 	e.ports.close()
+	e.forwards.close()
 	err := e.acceptor.Close()
 	e.proxy.Close()
 	return err

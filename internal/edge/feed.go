@@ -113,6 +113,9 @@ func (e *Edge) commit(revision uint64, puts []*hubv1.Resource, deletes []string)
 		e.acceptor.Recheck(e.admitted)
 		e.enrol.decided()
 	}
+	if c.forwarders {
+		e.forwards.recheck()
+	}
 	if c.edges {
 		e.enrol.wake()
 		e.acceptor.BroadcastEdges(e.edges())

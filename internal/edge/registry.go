@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,6 +41,9 @@ func newRegistry(e *Edge) *registry {
 
 // Replicas lists the replicas that serve a tunnel now and take new streams.
 func (g *registry) Replicas(tunnelID string) []dial.Replica {
+	if agent, ok := strings.CutPrefix(tunnelID, forwardTo); ok {
+		return g.replicasOfAgent(agent)
+	}
 	g.mu.RLock()
 	rs := g.serving[tunnelID]
 	g.mu.RUnlock()

@@ -18,6 +18,7 @@ import (
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/edge/pages"
 	"github.com/adit-dev/adit/internal/edge/route"
+	"github.com/adit-dev/adit/internal/forward"
 	"github.com/adit-dev/adit/internal/front"
 	"github.com/adit-dev/adit/internal/hostname"
 	"github.com/adit-dev/adit/internal/link"
@@ -38,6 +39,8 @@ func (e *Edge) Roles() front.Roles {
 		OtherEdge: e.otherEdge,
 		Protocols: []front.Protocol{{
 			ALPN: opening.ALPNSession, TLS: e.acceptor.TLSConfig(), Wrap: link.WrapTCP, TCP: e.acceptor.ServeTLS, QUIC: e.acceptor.ServeQUIC,
+		}, {
+			ALPN: forward.ALPN, TLS: e.forwards.tls, TCP: e.forwards.serve,
 		}},
 		Raw:         e.acceptor.ServeRaw,
 		Certificate: e.certificate,

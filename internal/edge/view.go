@@ -21,13 +21,14 @@ type view struct {
 	edges        map[string]*hubv1.Edge
 	certificates map[string]*certificate
 	challenges   map[string]*hubv1.Challenge // by token (HTTP-01), or name (TLS-ALPN-01)
+	forwarders   map[string]*hubv1.Forwarder
 	settings     *hubv1.Settings
 }
 
 func emptyView() *view {
 	return &view{
 		table: route.Empty(), credentials: map[string]*hubv1.Credential{}, edges: map[string]*hubv1.Edge{},
-		certificates: map[string]*certificate{}, challenges: map[string]*hubv1.Challenge{}, settings: &hubv1.Settings{},
+		certificates: map[string]*certificate{}, challenges: map[string]*hubv1.Challenge{}, settings: &hubv1.Settings{}, forwarders: map[string]*hubv1.Forwarder{},
 	}
 }
 
@@ -36,6 +37,7 @@ type change struct {
 	// tunnels that were added, changed or removed, by id: what they were and what they are.
 	tunnels            map[string]tunnelChange
 	credentials, edges bool
+	forwarders         bool
 }
 
 type tunnelChange struct{ old, now *hubv1.Tunnel }
@@ -153,6 +155,9 @@ func (n *viewBuilder) put(old, r *hubv1.Resource) {
 			n.remove(old)
 		}
 		writable(n, &n.view.challenges)[challengeKey(i.Challenge)] = i.Challenge
+	case *hubv1.Resource_Forwarder:
+		writable(n, &n.view.forwarders)[i.Forwarder.GetId()] = i.Forwarder
+		n.change.forwarders = true
 	case *hubv1.Resource_Settings:
 		n.view.settings = i.Settings
 	}
@@ -173,6 +178,9 @@ func (n *viewBuilder) remove(r *hubv1.Resource) {
 		delete(writable(n, &n.view.certificates), i.Certificate.GetName())
 	case *hubv1.Resource_Challenge:
 		delete(writable(n, &n.view.challenges), challengeKey(i.Challenge))
+	case *hubv1.Resource_Forwarder:
+		delete(writable(n, &n.view.forwarders), i.Forwarder.GetId())
+		n.change.forwarders = true
 	case *hubv1.Resource_Settings:
 		n.view.settings = &hubv1.Settings{}
 	}

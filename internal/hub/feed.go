@@ -123,6 +123,13 @@ func (h *Hub) loadAll(tx *store.Tx, put func(*hubv1.Resource)) error {
 	for _, c := range certs {
 		put(h.certificateResource(c))
 	}
+	forwarders, err := tx.Forwarders()
+	if err != nil {
+		return err
+	}
+	for _, f := range forwarders {
+		put(forwarderResource(f))
+	}
 	put(h.settings())
 	return nil
 }
@@ -154,6 +161,11 @@ func (h *Hub) loadOne(tx *store.Tx, item string) (r *hubv1.Resource, err error) 
 		var c *store.Certificate
 		if c, err = tx.Certificate(id); err == nil {
 			r = h.certificateResource(c)
+		}
+	case "forwarder":
+		var f *store.Forwarder
+		if f, err = tx.Forwarder(id); err == nil {
+			r = forwarderResource(f)
 		}
 	case "settings":
 		r = h.settings()

@@ -107,9 +107,9 @@ type Hub struct {
 	// adminHash is SHA-256 of this host's admin.key.
 	adminHash [32]byte
 	// signing is what edges know the hub's word by.
-	signing ed25519.PrivateKey
-	issuer    Issuer
-	askAgain  chan struct{}
+	signing  ed25519.PrivateKey
+	issuer   Issuer
+	askAgain chan struct{}
 	// localEdge is true once the edge of this process has asked for the feed.
 	localEdge atomic.Bool
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -32,8 +33,8 @@ var (
 // guard decides which targets may be dialled. It sees addresses, never spellings: a name counts
 // only where a pattern names it, and what it resolves to is checked as well.
 type guard struct {
-	allow, deny []pattern
-	kubernetes  bool
+	allow, deny, forward []pattern
+	kubernetes           bool
 	// special are addresses of the cluster that no origin may have, with what they are.
 	special map[netip.Addr]string
 }
@@ -44,7 +45,7 @@ func newGuard(cfg Config) (*guard, error) {
 		name string
 		from []string
 		to   *[]pattern
-	}{{"allow-target", cfg.Allow, &g.allow}, {"deny-target", cfg.Deny, &g.deny}} {
+	}{{"allow-target", cfg.Allow, &g.allow}, {"deny-target", cfg.Deny, &g.deny}, {"allow-forward", cfg.AllowForward, &g.forward}} {
 		for _, text := range l.from {
 			p, err := parsePattern(text)
 			if err != nil {
@@ -88,6 +89,9 @@ func (g *guard) checkName(s *Spec) *reason.Error {
 	if g.kubernetes && (host == "kubernetes.default" || strings.HasPrefix(host, "kubernetes.default.")) {
 		return denied(s, "it is the Kubernetes API server")
 	}
+	if s.Forward && len(g.forward) == 0 {
+		return denied(s, "this agent permits no forwards; name the targets that it may forward to with --allow-forward")
+	}
 	for _, p := range g.deny {
 		if p.matchesName(host, s.Port) {
 			return denied(s, "--deny-target %s forbids it", p.text)
@@ -121,16 +125,21 @@ func (g *guard) check(s *Spec, a netip.Addr) *reason.Error {
 			}
 		}
 	}
-	if len(g.allow) == 0 {
-		return nil
+	if len(g.allow) > 0 && !covers(g.allow, s, a) {
+		return denied(s, "no --allow-target covers %s port %d; add it there if this is meant", a, s.Port)
 	}
+	if s.Forward && !covers(g.forward, s, a) {
+		return denied(s, "no --allow-forward covers %s port %d; add it there if this is meant", a, s.Port)
+	}
+	return nil
+}
+
+// covers tells whether a pattern names s, or the address it resolved to.
+func covers(list []pattern, s *Spec, a netip.Addr) bool {
 	host := strings.TrimSuffix(strings.ToLower(s.Host), ".")
-	for _, p := range g.allow {
-		if p.matchesName(host, s.Port) || p.matchesAddr(a.Unmap().WithZone(""), s.Port) {
-			return nil
-		}
-	}
-	return denied(s, "no --allow-target covers %s port %d; add it there if this is meant", a, s.Port)
+	return slices.ContainsFunc(list, func(p pattern) bool {
+		return p.matchesName(host, s.Port) || p.matchesAddr(a.Unmap().WithZone(""), s.Port)
+	})
 }
 
 // control repeats the check on the address that the socket really connects to.

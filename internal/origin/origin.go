@@ -39,6 +39,9 @@ type Config struct {
 	// Allow and Deny are target patterns: an address, a network, a host name or *.name, each with
 	// an optional :port or :first-last. With Allow set, all else is refused.
 	Allow, Deny []string
+	// AllowForward are the targets that forwards may have, beside what Allow and Deny say; none =
+	// there are no forwards.
+	AllowForward []string
 	// Timeout bounds a dial with its TLS handshake (5 s). KeepAlive is for idle TCP (30 s).
 	Timeout, KeepAlive time.Duration
 	// RootsPEM are CA certificates trusted for https and tls origins beside the system's.
@@ -70,6 +73,8 @@ type Spec struct {
 	// Declared is true for origins of the agent's own configuration: they may be on loopback in
 	// Kubernetes too (sidecars).
 	Declared bool
+	// Forward is true for the target of a forward: AllowForward must name it.
+	Forward bool
 }
 
 // Parse reads an origin in its canonical form, scheme://host:port.

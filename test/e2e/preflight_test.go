@@ -52,7 +52,7 @@ func TestPreflight(t *testing.T) {
 		if got := ids(r); got != "true origin_rejects_tunnel_host" || r.Code != 1 {
 			t.Errorf("%s, code %d: %s%s", got, r.Code, r.Stdout, r.Stderr)
 		}
-		if r := check(picky, "-o", "table"); !strings.Contains(r.Stdout, "help: host_header = origin") {
+		if r := stack.Run(t, nil, "preflight", picky, "--agent", "home", "--hostname", "app.localhost", "--data-dir", s.Dir); !strings.Contains(r.Stdout, "help: host_header = origin") {
 			t.Errorf("printed %s", r.Stdout)
 		}
 		if r := check(picky, "--host-header", "origin", "-o", "json"); ids(r) != "true" {

@@ -60,12 +60,17 @@ type Request struct {
 	// Replica pins the choice to a replica id; empty = any. Prefer tries a replica first, then
 	// the others.
 	Replica, Prefer string
+	// Forward is the host:port that the agent is asked to dial instead of a tunnel's origin.
+	Forward string
 }
 
 func (r *Request) header() *wirev1.StreamHeader {
 	h := &wirev1.StreamHeader{
 		TunnelId: r.Tunnel.GetId(), Origin: r.Origin, Kind: r.Tunnel.GetKind(), Class: r.Class,
 		Alpn: r.ALPN, ServerName: r.ServerName, TraceContext: r.TraceContext,
+	}
+	if r.Forward != "" {
+		h.TunnelId, h.ForwardTarget = "", r.Forward
 	}
 	// An address that is not an IP (a visitor on a unix socket) stays empty.
 	if r.Visitor.IsValid() {

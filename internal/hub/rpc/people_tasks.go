@@ -13,3 +13,7 @@ func (p people) Preflight(ctx context.Context, r *hubv1.PreflightRequest) (*hubv
 	}
 	return &hubv1.PreflightResponse{Answer: x}, nil
 }
+
+func (p people) OpenForward(ctx context.Context, r *hubv1.OpenForwardRequest) (*hubv1.OpenForwardResponse, error) {
+	return p.hub.OpenForward(ctx, r)
+}

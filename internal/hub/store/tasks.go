@@ -80,3 +80,113 @@ func (t *Tx) DropAsk(id string) error {
 	_, err := t.tx.NewRaw("DELETE FROM asks WHERE id = ? OR deadline < ?", id, t.Now.Add(-time.Minute).UnixMilli()).Exec(t.ctx)
 	return err
 }
+
+// Forwarder is a caller who opened forwards to an agent lately.
+type Forwarder struct {
+	bun.BaseModel `bun:"table:forwarders"`
+
+	ID      string `bun:",pk"`
+	TokenID string
+	// Caller is the credential: "key/ID", "signin/ID" or "local/NAME".
+	Caller string
+	// Until is when it ends, in milliseconds, unless another ticket is made.
+	Until int64
+}
+
+// PutForwarder stores f in place of what had its id.
+func (t *Tx) PutForwarder(f *Forwarder) error {
+	if _, err := t.tx.NewRaw("DELETE FROM forwarders WHERE id = ?", f.ID).Exec(t.ctx); err != nil {
+		return err
+	}
+	_, err := t.tx.NewInsert().Model(f).Exec(t.ctx)
+	return err
+}
+
+// Forwarder returns one by id.
+func (t *Tx) Forwarder(id string) (*Forwarder, error) {
+	f := &Forwarder{}
+	err := t.tx.NewSelect().Model(f).Where("id = ?", id).Scan(t.ctx)
+	return f, wrap(err)
+}
+
+// Forwarders returns all.
+func (t *Tx) Forwarders() ([]*Forwarder, error) {
+	var out []*Forwarder
+	err := t.tx.NewSelect().Model(&out).Order("id").Scan(t.ctx)
+	return out, err
+}
+
+// DeleteForwarder removes one.
+func (t *Tx) DeleteForwarder(id string) error {
+	_, err := t.tx.NewRaw("DELETE FROM forwarders WHERE id = ?", id).Exec(t.ctx)
+	return err
+}
+
+// DiscoveredService is something that an agent found.
+type DiscoveredService struct {
+	bun.BaseModel `bun:"table:discovered"`
+
+	TokenID string `bun:",pk"`
+	ID      string `bun:",pk"`
+	Spec    []byte
+}
+
+// Discovery is the state of an agent's reports of what it found.
+type Discovery struct {
+	bun.BaseModel `bun:"table:discoveries"`
+
+	TokenID   string `bun:",pk"`
+	ReplicaID string
+	// Providers is a protobuf DiscoveryReport without services.
+	Providers []byte
+	// ReportedAt in milliseconds.
+	ReportedAt int64
+}
+
+// Discover takes a report: with all set, nothing of an earlier one stays.
+func (t *Tx) Discover(d *Discovery, all bool, puts []DiscoveredService, deletes []string) error {
+	if all {
+		if _, err := t.tx.NewRaw("DELETE FROM discovered WHERE token_id = ?", d.TokenID).Exec(t.ctx); err != nil {
+			return err
+		}
+	} else {
+		for _, p := range puts {
+			deletes = append(deletes, p.ID)
+		}
+		for len(deletes) > 0 {
+			n := min(len(deletes), 500)
+			if _, err := t.tx.NewRaw("DELETE FROM discovered WHERE token_id = ? AND id IN (?)", d.TokenID, bun.In(deletes[:n])).Exec(t.ctx); err != nil {
+				return err
+			}
+			deletes = deletes[n:]
+		}
+	}
+	if err := batch(t, puts); err != nil {
+		return err
+	}
+	if _, err := t.tx.NewRaw("DELETE FROM discoveries WHERE token_id = ?", d.TokenID).Exec(t.ctx); err != nil {
+		return err
+	}
+	_, err := t.tx.NewInsert().Model(d).Exec(t.ctx)
+	return err
+}
+
+// Discovery is what an agent reported last of its providers.
+func (t *Tx) Discovery(tokenID string) (*Discovery, error) {
+	d := &Discovery{}
+	err := t.tx.NewSelect().Model(d).Where("token_id = ?", tokenID).Scan(t.ctx)
+	return d, wrap(err)
+}
+
+// Discovered are the services that an agent found, by id.
+func (t *Tx) Discovered(tokenID string) ([]DiscoveredService, error) {
+	var out []DiscoveredService
+	err := t.tx.NewSelect().Model(&out).Where("token_id = ?", tokenID).Order("id").Scan(t.ctx)
+	return out, err
+}
+
+// DiscoveredCount is how many services of an agent are stored.
+func (t *Tx) DiscoveredCount(tokenID string) (n int, err error) {
+	err = t.tx.NewRaw("SELECT count(*) FROM discovered WHERE token_id = ?", tokenID).Scan(t.ctx, &n)
+	return n, err
+}
