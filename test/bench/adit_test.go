@@ -70,7 +70,7 @@ func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []
 			targets = append(targets, &target{name: name, http: s.at(plain)})
 		}
 		if name := main.name + " passthrough"; wanted(t, name) {
-			targets = append(targets, &target{name: name, tcp: server.HTTPS, hello: clientHello(passthroughHost)})
+			targets = append(targets, &target{name: name, tcp: server.HTTPS, hello: load.ClientHello(passthroughHost)})
 		}
 	}
 	a := stack.StartAgent(t, server.Invite("bench-"+policy, grants...).File, agent)
@@ -86,16 +86,4 @@ func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []
 		}
 	}
 	return targets
-}
-
-// clientHello is what a visitor of a passthrough tunnel sends first; the origin skips it.
-func clientHello(name string) []byte {
-	a, b := net.Pipe()
-	go func() {
-		_ = tls.Client(a, &tls.Config{ServerName: name, MinVersion: tls.VersionTLS13}).Handshake()
-	}()
-	buf := make([]byte, 8<<10)
-	n, _ := b.Read(buf)
-	_, _ = a.Close(), b.Close()
-	return buf[:n]
 }

@@ -3,7 +3,6 @@
 package bench
 
 import (
-	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -75,21 +74,10 @@ type target struct {
 }
 
 func (g *target) dialTCP() load.Dial {
-	dial := load.TCP(g.tcp)
 	if len(g.hello) == 0 {
-		return dial
+		return load.TCP(g.tcp)
 	}
-	return func(ctx context.Context) (net.Conn, error) {
-		c, err := dial(ctx)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := c.Write(g.hello); err != nil {
-			_ = c.Close()
-			return nil, err
-		}
-		return c, nil
-	}
+	return load.After(load.TCP(g.tcp), g.hello)
 }
 
 func (g *target) dialHTTP() load.Dial {

@@ -8,14 +8,9 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"path/filepath"
-	"regexp"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -90,7 +85,6 @@ func TestRawPassthrough(t *testing.T) {
 	}
 	t.Run("the edge only splices what visitors and origins send", func(t *testing.T) {
 		const size = 64 << 20
-		file := filepath.Join(t.TempDir(), "calls")
 		c := dial(t)
 		echoed := make([]byte, 1)
 		if _, err := c.Write([]byte("x")); err != nil {
@@ -99,17 +93,13 @@ func TestRawPassthrough(t *testing.T) {
 		if _, err := io.ReadFull(c, echoed); err != nil {
 			t.Fatal(err)
 		}
-		trace := stack.Start(t, stack.Command{Name: "strace", Path: need.Program(t, "strace")[0], Args: []string{"-f", "-o", file,
-			"-e", "trace=read,write,readv,writev,recvfrom,sendto,recvmsg,sendmsg,splice", "-p", strconv.Itoa(r.Server.PID())}})
-		trace.WaitLog(10*time.Second, "attached")
+		moved := stack.Trace(t, r.Server.Process)
 		echo(t, c, size)
-		trace.Terminate()
-		trace.Wait(10 * time.Second)
-		moved := transferred(t, file)
-		if moved["splice"] < 2*size {
-			t.Errorf("%d bytes spliced, want each of %d twice", moved["splice"], 2*size)
+		calls := moved()
+		if calls["splice"] < 2*size {
+			t.Errorf("%d bytes spliced, want each of %d twice", calls["splice"], 2*size)
 		}
-		for call, n := range moved {
+		for call, n := range calls {
 			if call != "splice" && n > 1<<20 {
 				t.Errorf("%d bytes by %s", n, call)
 			}
@@ -130,21 +120,4 @@ func TestRawPassthrough(t *testing.T) {
 			}
 		}
 	})
-}
-
-var callLine = regexp.MustCompile(`(?m)^\d+ +(?:<\.\.\. )?(\w+)[ (].* = (\d+)$`)
-
-// transferred sums what calls returned, by name.
-func transferred(t *testing.T, file string) map[string]int {
-	t.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	moved := map[string]int{}
-	for _, m := range callLine.FindAllStringSubmatch(strings.ReplaceAll(string(b), "\r", ""), -1) {
-		n, _ := strconv.Atoi(m[2])
-		moved[m[1]] += n
-	}
-	return moved
 }

@@ -54,6 +54,51 @@ func TLS(addr, name string, cfg *tls.Config) Dial {
 	}
 }
 
+// ClientHello is what a visitor of the passthrough tunnel of name sends first; the origin skips it.
+func ClientHello(name string) []byte {
+	a, b := net.Pipe()
+	go func() {
+		_ = tls.Client(a, &tls.Config{ServerName: name, MinVersion: tls.VersionTLS13}).Handshake()
+	}()
+	buf := make([]byte, 8<<10)
+	n, _ := b.Read(buf)
+	_, _ = a.Close(), b.Close()
+	return buf[:n]
+}
+
+// After is dial with first sent at once.
+func After(dial Dial, first []byte) Dial {
+	return func(ctx context.Context) (net.Conn, error) {
+		c, err := dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := c.Write(first); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+		return c, nil
+	}
+}
+
+// Paced is dial, at most once in d.
+func Paced(dial Dial, d time.Duration) Dial {
+	var mu sync.Mutex
+	var next time.Time
+	return func(ctx context.Context) (net.Conn, error) {
+		mu.Lock()
+		now := time.Now()
+		if next.Before(now) {
+			next = now
+		}
+		wait := next.Sub(now)
+		next = next.Add(d)
+		mu.Unlock()
+		time.Sleep(wait)
+		return dial(ctx)
+	}
+}
+
 // Result is what one run measured. Rates are per second, latencies in seconds.
 type Result struct {
 	Bytes    int64   `json:"bytes,omitempty"`
