@@ -78,6 +78,7 @@ func (a *app) runAgent(parent context.Context, s *config.Agent, warnings []strin
 		log.Warn(w)
 	}
 	disableGSO(s.DisableUDPGSO)
+	go giveBackMemory(ctx)
 	cfg.Log, cfg.Origin.Log = log.Logger, log.Logger
 	return runToEnd(ctx, forced, cfg)
 }

@@ -47,6 +47,7 @@ func (a *app) runServer(parent context.Context, settings *config.Server, warning
 		log.Warn(w)
 	}
 	disableGSO(settings.DisableUDPGSO)
+	go giveBackMemory(ctx)
 	s, err := server.Start(ctx, server.Config{Settings: settings, Log: log.Logger, Registry: reg})
 	if err != nil {
 		return startFailure(err)
