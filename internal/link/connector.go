@@ -66,6 +66,7 @@ type Connector struct {
 	lanes    *laneDialler
 	raw      *rawDialler
 	tickets  tls.ClientSessionCache
+	overTCP  *tls.Config // shared by all TCP connections
 	carriers []string
 	changed  chan struct{} // a session came or went
 
@@ -98,6 +99,7 @@ func NewConnector(cfg ConnectorConfig) *Connector {
 	if len(c.carriers) == 0 {
 		c.carriers = []string{CarrierQUIC, CarrierTLS, CarrierWS}
 	}
+	c.overTCP = c.tlsConfig()
 	c.pair = newPair(c, c.log, c.timing, c.metrics)
 	c.lanes = newLaneDialler(c)
 	c.raw = newRawDialler(c)

@@ -11,7 +11,11 @@ type demand struct {
 	turned  time.Time
 }
 
-const demandBuckets = 6
+const (
+	demandBuckets = 6
+	// maxSpare bounds the lanes beyond those in use: idle ones cost both ends memory and descriptors.
+	maxSpare = 32
+)
 
 // note records that n lanes are busy or waited for.
 func (d *demand) note(n int, now time.Time) {
@@ -40,5 +44,5 @@ func (d *demand) target(limit int, now time.Time) int {
 	for _, b := range d.buckets {
 		peak = max(peak, b)
 	}
-	return min(limit, peak+1+peak/8)
+	return min(limit, peak+1+min(peak/8, maxSpare))
 }

@@ -78,7 +78,7 @@ func (c *Connector) dialTCP(ctx context.Context, t tcpTarget, carrier string) (*
 	if err != nil {
 		return nil, err
 	}
-	tc := tls.Client(below, c.tlsConfig())
+	tc := tls.Client(below, c.overTCP)
 	if err := tc.HandshakeContext(ctx); err != nil {
 		_ = below.Close()
 		return nil, err

@@ -169,7 +169,7 @@ func (d *laneDialler) grace() time.Duration {
 	return left
 }
 
-// dial makes one lane and serves its streams until it ends.
+// dial makes one lane.
 func (d *laneDialler) dial(ctx context.Context, s *session, id uint64) {
 	l, err := d.open(ctx, s, id)
 	d.mu.Lock()
@@ -197,12 +197,17 @@ func (d *laneDialler) dial(ctx context.Context, s *session, id uint64) {
 		d.sendLimit(d.c.pair.current())
 	}
 	d.wake()
-	began := time.Now()
+	// The stack of the dial is larger than waiting needs.
+	d.wg.Go(func() { d.keep(ctx, l) })
+}
+
+// keep has the streams of l served until it ends.
+func (d *laneDialler) keep(ctx context.Context, l *lane) {
 	served, err := d.serve(l)
 	l.destroy(false)
 	d.forget(l)
 	d.mu.Lock()
-	if served == 0 && time.Since(began) < d.c.timing.laneBackoff && ctx.Err() == nil {
+	if served == 0 && time.Since(l.since) < d.c.timing.laneBackoff && ctx.Err() == nil {
 		d.rest() // no lane after lane in a tight loop
 	}
 	d.mu.Unlock()
