@@ -65,15 +65,27 @@ type Values struct {
 // Bind adds the flags of a program, with --config, to fs. Flags that fs has already (the global
 // ones) stay as they are.
 func Bind(fs *pflag.FlagSet, p Program) {
+	var names []string
+	for _, s := range Settings(p) {
+		names = append(names, s.Name)
+	}
+	bind(fs, p != ForClient, names)
+}
+
+// BindSome defines the flags of some settings, and --config.
+func BindSome(fs *pflag.FlagSet, names ...string) { bind(fs, true, names) }
+
+func bind(fs *pflag.FlagSet, file bool, names []string) {
 	add := func(name, def, kind, help string) {
 		if fs.Lookup(name) == nil {
 			fs.Var(&flagText{def, kind}, name, help)
 		}
 	}
-	if p != ForClient {
+	if file {
 		add("config", "", "file", "YAML file with the same keys")
 	}
-	for _, s := range Settings(p) {
+	for _, name := range names {
+		s := Lookup(name)
 		if s.Kind == Bool {
 			if fs.Lookup(s.Name) == nil {
 				fs.Bool(s.Name, s.Default == "true", s.Help)

@@ -209,7 +209,7 @@ func (v *Values) Server() (*Server, error) {
 		add("data-dir", "is empty; name a folder")
 	}
 	if s.Hub() && isPostgres(s.DatabaseURL) && s.SecretKeyFile == "" {
-		add("secret-key-file", "is required with PostgreSQL, and must hold the same key on every hub of the database; make one with `openssl rand -base64 32`, keep it beside the backups, and name the file here")
+		add("secret-key-file", needsSecretKey)
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
@@ -264,6 +264,31 @@ func (s *Server) derive() {
 	if s.SecretKeyFile == "" {
 		s.SecretKeyFile = filepath.Join(s.DataDir, "secret.key")
 	}
+}
+
+const needsSecretKey = "is required with PostgreSQL, and must hold the same key on every hub of the database; make one with `openssl rand -base64 32`, keep it beside the backups, and name the file here"
+
+// Store says where a server keeps its data.
+type Store struct {
+	DataDir       string `koanf:"data-dir"`
+	DatabaseURL   string `koanf:"database-url"`
+	SecretKeyFile string `koanf:"secret-key-file"`
+}
+
+// Store decodes where a server keeps its data, for commands that work on it.
+func (v *Values) Store() (*Store, error) {
+	s := &Server{}
+	if err := v.decode(s); err != nil {
+		return nil, err
+	}
+	if s.DataDir == "" {
+		return nil, v.errorf("data-dir", "is empty; name a folder")
+	}
+	if isPostgres(s.DatabaseURL) && s.SecretKeyFile == "" {
+		return nil, v.errorf("secret-key-file", needsSecretKey)
+	}
+	s.derive()
+	return &Store{DataDir: s.DataDir, DatabaseURL: s.DatabaseURL, SecretKeyFile: s.SecretKeyFile}, nil
 }
 
 func isPostgres(url string) bool {

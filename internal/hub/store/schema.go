@@ -70,45 +70,50 @@ var clearTables = []string{
 }
 
 func (s *Store) migrate(ctx context.Context, steps []migration) error {
-	newest := steps[len(steps)-1].version
 	return s.db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
-		if tx.Dialect().Name() == dialect.PG {
-			// Hubs that start together: one migrates, the others find it done.
-			if _, err := tx.NewRaw("SELECT pg_advisory_xact_lock(?)", migrationLock).Exec(ctx); err != nil {
-				return err
-			}
-		}
-		if _, err := tx.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS schema_version (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL)`); err != nil {
-			return err
-		}
-		var have int
-		if err := tx.NewRaw("SELECT coalesce(max(version), 0) FROM schema_version").Scan(ctx, &have); err != nil {
-			return err
-		}
-		if have > newest {
-			return fmt.Errorf("its schema version %d is newer than the %d that this build knows; run a newer adit, or restore a backup", have, newest)
-		}
-		now := s.now().UnixMilli()
-		for _, m := range steps {
-			if m.version <= have {
-				continue
-			}
-			for _, q := range m.sql {
-				if _, err := tx.ExecContext(ctx, portable(q, tx.Dialect().Name())); err != nil {
-					return fmt.Errorf("schema version %d: %w", m.version, err)
-				}
-			}
-			if _, err := tx.NewRaw("INSERT INTO schema_version (version, applied_at) VALUES (?, ?)", m.version, now).Exec(ctx); err != nil {
-				return err
-			}
-		}
-		if have > 0 {
-			return nil
-		}
-		if _, err := tx.NewRaw("INSERT INTO feed (id, revision) VALUES (1, ?)", now*1000).Exec(ctx); err != nil {
-			return err
-		}
-		_, err := tx.NewRaw("INSERT INTO tenants (name, created_at) VALUES (?, ?)", DefaultTenant, now).Exec(ctx)
+		_, err := s.migrateIn(ctx, tx, steps)
 		return err
 	})
+}
+
+// migrateIn runs the steps that are missing in a transaction. Have is the version before.
+func (s *Store) migrateIn(ctx context.Context, tx bun.Tx, steps []migration) (have int, err error) {
+	newest := steps[len(steps)-1].version
+	if tx.Dialect().Name() == dialect.PG {
+		// Hubs that start together: one migrates, the others find it done.
+		if _, err := tx.NewRaw("SELECT pg_advisory_xact_lock(?)", migrationLock).Exec(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if _, err := tx.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS schema_version (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL)`); err != nil {
+		return 0, err
+	}
+	if err := tx.NewRaw("SELECT coalesce(max(version), 0) FROM schema_version").Scan(ctx, &have); err != nil {
+		return 0, err
+	}
+	if have > newest {
+		return have, fmt.Errorf("its schema version %d is newer than the %d that this build knows; run a newer adit, or restore a backup", have, newest)
+	}
+	now := s.now().UnixMilli()
+	for _, m := range steps {
+		if m.version <= have {
+			continue
+		}
+		for _, q := range m.sql {
+			if _, err := tx.ExecContext(ctx, portable(q, tx.Dialect().Name())); err != nil {
+				return have, fmt.Errorf("schema version %d: %w", m.version, err)
+			}
+		}
+		if _, err := tx.NewRaw("INSERT INTO schema_version (version, applied_at) VALUES (?, ?)", m.version, now).Exec(ctx); err != nil {
+			return have, err
+		}
+	}
+	if have > 0 {
+		return have, nil
+	}
+	if _, err := tx.NewRaw("INSERT INTO feed (id, revision) VALUES (1, ?)", now*1000).Exec(ctx); err != nil {
+		return have, err
+	}
+	_, err = tx.NewRaw("INSERT INTO tenants (name, created_at) VALUES (?, ?)", DefaultTenant, now).Exec(ctx)
+	return have, err
 }

@@ -41,6 +41,18 @@ type Store struct {
 // Open opens or makes the database and brings its schema up to date. A schema newer than this
 // build is refused.
 func Open(ctx context.Context, o Options) (*Store, error) {
+	s, err := connect(o)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.migrate(ctx, migrations); err != nil {
+		_ = s.db.Close()
+		return nil, fmt.Errorf("database %s: %w", Redacted(o.URL), wrap(err))
+	}
+	return s, nil
+}
+
+func connect(o Options) (*Store, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -53,12 +65,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	}
 	db.SetMaxOpenConns(o.MaxConns)
 	db.SetMaxIdleConns(o.MaxConns)
-	s := &Store{db: db, now: o.Now, writing: make(chan struct{}, 1), url: o.URL}
-	if err := s.migrate(ctx, migrations); err != nil {
-		_ = db.Close()
-		return nil, fmt.Errorf("database %s: %w", Redacted(o.URL), wrap(err))
-	}
-	return s, nil
+	return &Store{db: db, now: o.Now, writing: make(chan struct{}, 1), url: o.URL}, nil
 }
 
 // Close closes the database.
