@@ -132,7 +132,7 @@ var table = []Setting{
 	{Name: "state-dir", For: ForAgent, Kind: Text, Help: "folder that keeps the edge list for a start without the hub (default none)"},
 	{Name: "allow-target", For: ForAgent, Kind: Words, Help: "origins this agent may dial: networks, host names, *.names, each with an optional :port"},
 	{Name: "deny-target", For: ForAgent, Kind: Words, Help: "origins this agent never dials; wins over --allow-target"},
-	{Name: "allow-forward", For: ForAgent, Kind: Words, EmptyMeans: "none", Help: "targets that `adit forward` may reach through this agent: networks, host names, *.names, each with an optional :port"},
+	{Name: "allow-forward", For: ForAgent, Kind: Words, Help: "targets that `adit forward` may reach through this agent: networks, host names, *.names, each with an optional :port"},
 	{Name: "origin-ca-file", For: ForAgent, Kind: Text, Help: "PEM file with roots trusted for https and tls origins, beside the system's"},
 	{Name: "carriers", For: ForAgent, Kind: Words, Default: defaultCarriers, Choices: []string{"quic", "tls", "ws"}, Help: "order and choice of carriers"},
 	{Name: "grace-period", For: ForAgent, Kind: Duration, Default: "25s", Help: "time that running streams get when the agent stops"},
