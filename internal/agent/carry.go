@@ -31,8 +31,6 @@ func (s *sweeper) carry(ctx context.Context, st link.Stream, c *origin.Conn, m *
 		st.Abort()
 		c.Abort()
 	})
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	stop := context.AfterFunc(ctx, abort)
 	out := &outward{origin: c, abort: abort}
 	defer s.track(out)()
