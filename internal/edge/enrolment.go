@@ -14,6 +14,10 @@ import (
 )
 
 const (
+	// successorWait is how long visitors wait for the successor of a holder that went: an enrolled agent
+	// that is started again alone is back within seconds. maxWaiting bounds how many do.
+	successorWait = 10 * time.Second
+	maxWaiting    = 4096
 	// standbyWait is how long the opening of a standby waits for the holder to go: one that dies
 	// meanwhile is replaced at once. It is longer than a probe, shorter than the dialler's patience.
 	standbyWait = 4 * time.Second
@@ -32,7 +36,7 @@ type enrolments struct {
 	// admitting is the replica whose session is being made, by agent.
 	admitting map[string]string
 	// left is the replica whose sessions here ended last, by agent.
-	left map[string]string
+	left map[string]departure
 	// overruled is the hub's decision that this edge knew better than, by agent.
 	overruled map[string]uint64
 	// changed is closed when a holder may have gone.
@@ -41,9 +45,15 @@ type enrolments struct {
 
 func newEnrolments(e *Edge) *enrolments {
 	return &enrolments{
-		edge: e, started: e.cfg.Now(), admitting: map[string]string{}, left: map[string]string{}, overruled: map[string]uint64{},
+		edge: e, started: e.cfg.Now(), admitting: map[string]string{}, left: map[string]departure{}, overruled: map[string]uint64{},
 		changed: make(chan struct{}),
 	}
+}
+
+// departure is a holder that went.
+type departure struct {
+	replica string
+	at      time.Time
 }
 
 // owner is the agent or invite that a token is of, whichever of its tokens it is.
@@ -72,7 +82,7 @@ func (n *enrolments) gone(r *link.Replica) {
 		return
 	}
 	n.mu.Lock()
-	n.left[v.owner(r.TokenID())] = r.ID()
+	n.left[v.owner(r.TokenID())] = departure{r.ID(), n.edge.cfg.Now()}
 	n.mu.Unlock()
 	n.wake()
 }
@@ -170,7 +180,7 @@ func (n *enrolments) heldElsewhere(v *view, agent, self string, c *hubv1.Credent
 		return nil
 	}
 	has := &holder{host: c.GetHolderHost(), since: c.GetHolderSince().AsTime()}
-	wentHere := n.left[agent] == replica
+	wentHere := n.left[agent].replica == replica
 	switch {
 	case wentHere && (!n.edge.Connected() || n.alone(v)):
 	case !wentHere && !n.edge.Connected() && n.edge.cfg.Now().Sub(n.started) >= returnTime:
@@ -209,4 +219,21 @@ func (n *enrolments) decided() {
 		return (&holder{host: c.GetHolderHost(), since: c.GetHolderSince().AsTime()}).refusal()
 	})
 	n.wake()
+}
+
+// successor is until when a successor of an agent's holder is expected; the zero time: none is.
+func (n *enrolments) successor(v *view, tokens []string) (until time.Time) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, id := range tokens {
+		if exclusive(v.credentials[id]) && n.edge.admitted(id) == nil {
+			if d, ok := n.left[id]; ok && d.at.Add(successorWait).After(until) {
+				until = d.at.Add(successorWait)
+			}
+		}
+	}
+	if !until.After(n.edge.cfg.Now()) {
+		return time.Time{}
+	}
+	return until
 }

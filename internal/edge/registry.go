@@ -24,6 +24,9 @@ type registry struct {
 	mu sync.RWMutex
 	// serving lists by tunnel id those that may get streams; the slices are never changed.
 	serving map[string][]dial.Replica
+	// arrived is closed when a replica began to serve something; waiting counts who waits for it.
+	arrived chan struct{}
+	waiting int
 	// members are the live replicas, and wanted what each named last.
 	members map[*link.Replica]*member
 }
@@ -36,7 +39,7 @@ type member struct {
 }
 
 func newRegistry(e *Edge) *registry {
-	return &registry{edge: e, serving: map[string][]dial.Replica{}, members: map[*link.Replica]*member{}}
+	return &registry{edge: e, serving: map[string][]dial.Replica{}, members: map[*link.Replica]*member{}, arrived: make(chan struct{})}
 }
 
 // Replicas lists the replicas that serve a tunnel now and take new streams.
@@ -127,6 +130,48 @@ func (g *registry) set(id string, r dial.Replica, on bool) {
 		return
 	}
 	g.serving[id] = append(slices.Clip(rs), r)
+	if g.waiting > 0 {
+		close(g.arrived)
+		g.arrived = make(chan struct{})
+	}
+}
+
+// Await implements dial.Awaiter: visitors of an enrolled agent that went a moment ago wait for its
+// successor.
+func (g *registry) Await(ctx context.Context, t *hubv1.Tunnel) bool {
+	until := g.edge.enrol.successor(g.edge.view.Load(), t.GetTokenIds())
+	if until.IsZero() {
+		return false
+	}
+	g.mu.Lock()
+	if g.waiting >= maxWaiting {
+		g.mu.Unlock()
+		return false
+	}
+	g.waiting++
+	g.mu.Unlock()
+	defer func() {
+		g.mu.Lock()
+		g.waiting--
+		g.mu.Unlock()
+	}()
+	limit := time.NewTimer(until.Sub(g.edge.cfg.Now()))
+	defer limit.Stop()
+	for {
+		g.mu.RLock()
+		arrived := g.arrived
+		g.mu.RUnlock()
+		if len(g.Replicas(t.GetId())) > 0 {
+			return true
+		}
+		select {
+		case <-arrived:
+		case <-limit.C:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 func (g *registry) drop(id string, r dial.Replica) {

@@ -207,3 +207,54 @@ func (l *lease) servesWith(t *testing.T, client *http.Client, limit time.Duratio
 	t.Helper()
 	stack.Eventually(t, limit, func() error { _, err := getOK(client, l.url); return err })
 }
+
+// TestRestartedAlone restarts an enrolled agent that has no standby under load: visitors wait for it.
+func TestRestartedAlone(t *testing.T) {
+	t.Parallel()
+	l := newLease(t, stack.ServerConfig{})
+	a := l.agent(t)
+	a.WaitReady(30 * time.Second)
+	l.WaitOnline(1, "app")
+	stop, failed, asked := make(chan struct{}), make(chan error, 1000), 0
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		client := l.Client()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			asked++
+			if _, err := getOK(client, l.url); err != nil {
+				failed <- err
+			}
+		}
+	}()
+	a.Terminate()
+	a.Wait(30 * time.Second)
+	a = l.agent(t)
+	a.WaitReady(30 * time.Second)
+	l.serves(t, 10*time.Second)
+	close(stop)
+	<-done
+	close(failed)
+	for err := range failed {
+		t.Errorf("a request was lost: %v", err)
+	}
+	if asked < 10 {
+		t.Errorf("only %d requests were made", asked)
+	}
+	t.Run("with no successor: no_agent after ten seconds, at once from then on", func(t *testing.T) {
+		a.Kill()
+		stack.Eventually(t, 20*time.Second, func() error {
+			start := time.Now()
+			status, body, err := fetch(l.Client(), l.url)
+			if err != nil || status != 503 || !strings.Contains(body, "no_agent") || time.Since(start) > time.Second {
+				return fmt.Errorf("%d %s %v after %v", status, body, err, time.Since(start))
+			}
+			return nil
+		})
+	})
+}

@@ -43,6 +43,19 @@ type Source interface {
 	Replicas(tunnelID string) []Replica
 }
 
+// Awaiter is a Source that knows of replicas on their way.
+type Awaiter interface {
+	// Await waits until a replica serves a tunnel that nobody serves now, and reports whether one
+	// does. Where none is expected it does not wait.
+	Await(ctx context.Context, t *hubv1.Tunnel) bool
+}
+
+// Await is that of the source.
+func (d *Dialer) Await(ctx context.Context, t *hubv1.Tunnel) bool {
+	w, ok := d.src.(Awaiter)
+	return ok && w.Await(ctx, t)
+}
+
 // Request is one stream to open.
 type Request struct {
 	Tunnel *hubv1.Tunnel
@@ -188,10 +201,19 @@ func (d *Dialer) candidates(r *Request) ([]Replica, *reason.Error) {
 	return rs, nil
 }
 
+// expect is candidates, after a wait for one that is on its way.
+func (d *Dialer) expect(ctx context.Context, r *Request) ([]Replica, *reason.Error) {
+	rs, refusal := d.candidates(r)
+	if refusal != nil && refusal.Code == reason.NoAgent && r.Replica == "" && d.Await(ctx, r.Tunnel) {
+		return d.candidates(r)
+	}
+	return rs, refusal
+}
+
 // Dial opens a stream and waits for the agent's answer, trying other replicas after refusals
 // that left the origin untouched. The error is a *reason.Error (no_agent when there is none).
 func (d *Dialer) Dial(ctx context.Context, r Request) (*Conn, error) {
-	rs, refusal := d.candidates(&r)
+	rs, refusal := d.expect(ctx, &r)
 	if refusal != nil {
 		return nil, refusal
 	}

@@ -16,7 +16,7 @@ import (
 // answer and replayed on another replica if the first left the origin untouched; more blocks
 // until the answer. Read reports a final refusal as *reason.Error.
 func (d *Dialer) Start(ctx context.Context, r Request) (*Conn, error) {
-	rs, refusal := d.candidates(&r)
+	rs, refusal := d.expect(ctx, &r)
 	if refusal != nil {
 		return nil, refusal
 	}

@@ -73,6 +73,9 @@ func (p *pool) roundTrip(x *exchange, out *http.Request) (*http.Response, error)
 func (p *pool) board(x *exchange, out *http.Request) (*ride, error) {
 	tunnel := x.rules.Tunnel()
 	r := p.choose(tunnel.GetId())
+	if r == nil && p.dialer.Await(out.Context(), tunnel) {
+		r = p.choose(tunnel.GetId())
+	}
 	if r == nil {
 		return nil, dial.NoAgent(tunnel)
 	}
