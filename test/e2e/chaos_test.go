@@ -172,7 +172,8 @@ func TestChaos(t *testing.T) {
 		}
 	}()
 	whole := t
-	before := h.agent.Descriptors()
+	before, serverBefore := h.agent.Descriptors(), h.Descriptors()
+	goroutines := h.agent.Metric("go_goroutines") + h.Metric("go_goroutines")
 	t.Run("T03 invariant 4 kill -9 of agent and server under load", func(t *testing.T) {
 		var slowest time.Duration
 		for range rounds {
@@ -201,6 +202,12 @@ func TestChaos(t *testing.T) {
 			}
 			if n := h.agent.Descriptors(); n > before+16 {
 				return fmt.Errorf("the agent has %d descriptors, %d before", n, before)
+			}
+			if n := h.Descriptors(); n > serverBefore+32 {
+				return fmt.Errorf("the server has %d descriptors, %d before", n, serverBefore)
+			}
+			if n := h.agent.Metric("go_goroutines") + h.Metric("go_goroutines"); n > goroutines+100 {
+				return fmt.Errorf("agent and server have %g goroutines, %g before", n, goroutines)
 			}
 			return nil
 		})
