@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -35,10 +36,13 @@ type testHub struct {
 	addr string
 	stop func()
 
-	mu       sync.Mutex
-	creds    map[string]*hubv1.Credential
-	verdict  func(*hubv1.DeclaredTunnel) *hubv1.Verdict
-	edges    []*wirev1.EdgeAddress
+	mu      sync.Mutex
+	creds   map[string]*hubv1.Credential
+	verdict func(*hubv1.DeclaredTunnel) *hubv1.Verdict
+	edges   []*wirev1.EdgeAddress
+	// tunnels are the managed ones; cut makes snapshots end after their first chunk.
+	tunnels  []*hubv1.Tunnel
+	cut      bool
 	changed  chan struct{}
 	declared chan *hubv1.DeclareRequest
 	reports  chan *hubv1.ReportRequest
@@ -125,6 +129,15 @@ func (h *testHub) setEdges(e ...*wirev1.EdgeAddress) {
 	h.changed = make(chan struct{})
 }
 
+// setManaged sets the managed tunnels.
+func (h *testHub) setManaged(cut bool, ts ...*hubv1.Tunnel) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tunnels, h.cut = ts, cut
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
 func (h *testHub) Declare(_ context.Context, r *hubv1.DeclareRequest) (*hubv1.DeclareResponse, error) {
 	h.mu.Lock()
 	verdict := h.verdict
@@ -143,14 +156,20 @@ func (h *testHub) Declare(_ context.Context, r *hubv1.DeclareRequest) (*hubv1.De
 func (h *testHub) Watch(ctx context.Context, _ *hubv1.WatchRequest, out *connect.ServerStream[hubv1.WatchResponse]) error {
 	for revision := uint64(1); ; revision++ {
 		h.mu.Lock()
-		edges, changed := h.edges, h.changed
+		edges, changed, tunnels, cut := h.edges, h.changed, h.tunnels, h.cut
 		h.mu.Unlock()
 		first := &hubv1.WatchResponse{Snapshot: true}
 		for _, e := range edges {
 			first.Puts = append(first.Puts, &hubv1.Resource{Item: &hubv1.Resource_Edge{Edge: &hubv1.Edge{Address: e}}})
 		}
+		for _, t := range tunnels {
+			first.Puts = append(first.Puts, &hubv1.Resource{Item: &hubv1.Resource_Tunnel{Tunnel: t}})
+		}
 		if err := out.Send(first); err != nil {
 			return err
+		}
+		if cut {
+			return errors.New("cut")
 		}
 		if err := out.Send(&hubv1.WatchResponse{Snapshot: true, Complete: true, Revision: revision}); err != nil {
 			return err
@@ -188,11 +207,16 @@ func receive[T any](t *testing.T, c <-chan T, what string) T {
 // token makes a token of this hub that carries edges, known to hub and, if given, to edges.
 func (h *testHub) token(edges ...*linktest.Edge) (string, *linktest.Token) {
 	h.t.Helper()
+	return h.tokenOf(identity.KindInvite, edges...)
+}
+
+func (h *testHub) tokenOf(kind identity.TokenKind, edges ...*linktest.Edge) (string, *linktest.Token) {
+	h.t.Helper()
 	var addrs []*wirev1.EdgeAddress
 	for _, e := range edges {
 		addrs = append(addrs, e.Address())
 	}
-	tok, err := identity.NewToken(identity.KindInvite, "https://"+h.addr, [][]byte{h.key.Hash()}, addrs)
+	tok, err := identity.NewToken(kind, "https://"+h.addr, [][]byte{h.key.Hash()}, addrs)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -205,7 +229,7 @@ func (h *testHub) token(edges ...*linktest.Edge) (string, *linktest.Token) {
 		h.t.Fatal(err)
 	}
 	pub := keys.Public()
-	lt := &linktest.Token{Keys: keys, Credential: &hubv1.Credential{TokenId: pub.HexID(), Name: "test", Kind: "invite", Ed25519Public: pub.Ed25519, Mldsa65Public: pub.MLDSA65}}
+	lt := &linktest.Token{Keys: keys, Credential: &hubv1.Credential{TokenId: pub.HexID(), Name: "test", Kind: string(kind), Ed25519Public: pub.Ed25519, Mldsa65Public: pub.MLDSA65}}
 	h.mu.Lock()
 	h.creds[pub.HexID()] = lt.Credential
 	h.mu.Unlock()
