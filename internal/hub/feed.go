@@ -215,7 +215,7 @@ func (h *Hub) refresh(ctx context.Context) error {
 	f.apply(changes, now)
 	if h.store.Shared() {
 		for item, r := range now {
-			h.note(item, r)
+			h.note(ctx, item, r)
 		}
 	}
 	return nil

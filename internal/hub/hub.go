@@ -98,11 +98,13 @@ func (c *Config) complete() error {
 
 // Hub is one control plane over one store.
 type Hub struct {
-	cfg      Config
-	log      *slog.Logger
-	store    *store.Store
-	sealer   *identity.Sealer
-	key      *identity.NodeKey
+	cfg    Config
+	log    *slog.Logger
+	store  *store.Store
+	sealer *identity.Sealer
+	key    *identity.NodeKey
+	// pins are the hashes of key and, for a while after a rotation, of the one before.
+	pins     [][]byte
 	hostName string
 	// adminHash is SHA-256 of this host's admin.key.
 	adminHash [32]byte

@@ -204,7 +204,7 @@ func (h *Hub) newToken(kind identity.TokenKind, tok *store.Token) (string, error
 	if kind != identity.KindEdge {
 		edges = h.feed.edges()
 	}
-	token, err := identity.NewToken(kind, h.cfg.URL, [][]byte{h.key.Hash()}, edgeAddresses(edges))
+	token, err := identity.NewToken(kind, h.cfg.URL, h.pins, edgeAddresses(edges))
 	if err != nil {
 		return "", err
 	}

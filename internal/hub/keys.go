@@ -14,7 +14,6 @@ import (
 	"strings"
 
 	"github.com/adit-dev/adit/internal/hub/store"
-	"github.com/adit-dev/adit/internal/identity"
 )
 
 const (
@@ -26,32 +25,20 @@ const (
 
 // loadKeys makes or reads what the hub is: secret.key, the identity key, admin.key.
 func (h *Hub) loadKeys(ctx context.Context) error {
-	path := h.cfg.SecretKeyFile
-	if path == "" {
-		path = filepath.Join(h.cfg.DataDir, "secret.key")
-	}
-	if _, err := os.Stat(path); h.store.Shared() && errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("--secret-key-file: %s does not exist; copy the file of the other hubs of this database, or for the first one make it with `openssl rand -base64 32`", path)
-	}
-	secret, err := identity.LoadOrCreateSecret(path)
-	if err != nil {
+	if err := h.loadSecrets(ctx, h.secretPath()); err != nil {
 		return err
 	}
-	if h.sealer, err = identity.NewSealer(secret); err != nil {
+	if err := h.loadIdentity(ctx); err != nil {
 		return err
-	}
-	fresh, err := identity.NewNodeKey()
-	if err != nil {
-		return err
-	}
-	seed, err := h.MakeSecret(ctx, hubKeySecret, fresh.Seed())
-	if err != nil {
-		return fmt.Errorf("hub identity key: %w; every hub of a database needs the secret key that its secrets were sealed with: --secret-key-file names %s", err, path)
-	}
-	if h.key, err = identity.NodeKeyFromSeed(seed); err != nil {
-		return fmt.Errorf("hub identity key: %w", err)
 	}
 	return h.loadAdminKey()
+}
+
+func (h *Hub) secretPath() string {
+	if h.cfg.SecretKeyFile != "" {
+		return h.cfg.SecretKeyFile
+	}
+	return filepath.Join(h.cfg.DataDir, "secret.key")
 }
 
 // loadAdminKey makes admin.key if it is not there; whoever can write the data directory decides

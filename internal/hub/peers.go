@@ -256,11 +256,13 @@ func (h *Hub) tellRevoked(tx *store.Tx, tokenID string) {
 }
 
 // note acts on an entry of the change log, whichever hub made it; r is what is there now.
-func (h *Hub) note(item string, r *hubv1.Resource) {
+func (h *Hub) note(ctx context.Context, item string, r *hubv1.Resource) {
 	id, edge := strings.CutPrefix(item, "edge/")
 	switch {
 	case edge && r == nil:
 		h.presence.dropEdge(id)
+	case item == resealedItem:
+		h.resealed(ctx)
 	case item == happenedItem:
 		h.happened.raise()
 	case item == declaredItem:

@@ -108,8 +108,25 @@ func nodeKey(priv ed25519.PrivateKey) (*NodeKey, error) {
 	return &NodeKey{private: priv, cert: tls.Certificate{Certificate: [][]byte{der}, PrivateKey: priv, Leaf: leaf}}, nil
 }
 
-// Certificate is the self-signed identity certificate.
+// Certificate is the identity certificate, self-signed unless k succeeds another key.
 func (k *NodeKey) Certificate() tls.Certificate { return k.cert }
+
+// Succeed has k's certificate signed by the key before it, until a time: peers that pin that one
+// and do not know k yet believe k meanwhile.
+func (k *NodeKey) Succeed(before *NodeKey, until time.Time) error {
+	tmpl := *k.cert.Leaf
+	tmpl.NotAfter = until
+	der, err := x509.CreateCertificate(rand.Reader, &tmpl, before.cert.Leaf, k.Public(), before.private)
+	if err != nil {
+		return fmt.Errorf("node certificate: %w", err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return err
+	}
+	k.cert = tls.Certificate{Certificate: [][]byte{der, before.cert.Certificate[0]}, PrivateKey: k.private, Leaf: leaf}
+	return nil
+}
 
 // Public is the public key.
 func (k *NodeKey) Public() ed25519.PublicKey { return k.private.Public().(ed25519.PublicKey) }
@@ -160,7 +177,7 @@ func PeerKey(cs tls.ConnectionState) (ed25519.PublicKey, error) {
 }
 
 // VerifyPin returns a tls.Config.VerifyConnection that accepts only a peer whose key hash is
-// one of pins. It also runs on resumption.
+// one of pins, or whose key one of pins vouches for (Succeed). It also runs on resumption.
 func VerifyPin(pins func() [][]byte) func(tls.ConnectionState) error {
 	return func(cs tls.ConnectionState) error {
 		pub, err := PeerKey(cs)
@@ -173,6 +190,26 @@ func VerifyPin(pins func() [][]byte) func(tls.ConnectionState) error {
 				return nil
 			}
 		}
+		if v := vouches(cs.PeerCertificates); v != nil && time.Now().Before(cs.PeerCertificates[0].NotAfter) {
+			h := string(KeyHash(v))
+			for _, p := range pins() {
+				if string(p) == h {
+					return nil
+				}
+			}
+		}
 		return fmt.Errorf("peer identity key %s is not the one this token pins", KeyID([]byte(h)))
 	}
+}
+
+// vouches is the key that signed the peer's certificate, if that is another one that it shows.
+func vouches(chain []*x509.Certificate) ed25519.PublicKey {
+	if len(chain) != 2 {
+		return nil
+	}
+	pub, ok := chain[1].PublicKey.(ed25519.PublicKey)
+	if !ok || chain[1].CheckSignature(chain[0].SignatureAlgorithm, chain[0].RawTBSCertificate, chain[0].Signature) != nil {
+		return nil
+	}
+	return pub
 }

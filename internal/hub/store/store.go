@@ -217,6 +217,32 @@ func (t *Tx) PruneChanges(n int64) error {
 	return err
 }
 
+// Replace puts what f returns for it into a column of bytes of every row where it is not empty. The
+// names come from the code, key is the primary key.
+func (t *Tx) Replace(table, key, column string, f func(key string, value []byte) ([]byte, error)) error {
+	var rows []struct {
+		Key   string
+		Value []byte
+	}
+	err := t.tx.NewRaw("SELECT ? AS key, ? AS value FROM ? WHERE ? IS NOT NULL", bun.Ident(key), bun.Ident(column), bun.Ident(table), bun.Ident(column)).Scan(t.ctx, &rows)
+	if err != nil {
+		return err
+	}
+	for _, r := range rows {
+		if len(r.Value) == 0 {
+			continue
+		}
+		v, err := f(r.Key, r.Value)
+		if err != nil {
+			return err
+		}
+		if _, err := t.tx.NewRaw("UPDATE ? SET ? = ? WHERE ? = ?", bun.Ident(table), bun.Ident(column), v, bun.Ident(key), r.Key).Exec(t.ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // ErrNotFound is returned for a row that is not there.
 var ErrNotFound = errors.New("not found")
 
