@@ -18,6 +18,7 @@ import (
 
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/config"
+	"github.com/adit-dev/adit/internal/discovery"
 	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/origin"
@@ -52,6 +53,8 @@ type Config struct {
 	MaxLanes int
 	// Origin says which targets may be dialled and how.
 	Origin origin.Config
+	// Providers find services that could be exposed, for the hub to show; none = no discovery.
+	Providers []discovery.Provider
 	// OriginCAFile holds PEM roots trusted for https and tls origins beside the system's.
 	OriginCAFile string
 	// GracePeriod is how long running streams may take to end (25 s).
@@ -83,7 +86,10 @@ type Agent struct {
 	log     *slog.Logger
 	m       *metrics
 	handler *handler
+	// ring has the last lines of the log, for the hub.
+	ring    *telemetry.Ring
 	checker *preflight.Checker
+	finder  *discovery.Finder
 	token   *identity.Token
 	files   []*watchedFile
 
@@ -115,6 +121,11 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	ring := telemetry.NewRing()
+	cfg.Log = ring.Tee(cfg.Log)
+	if cfg.Origin.Log != nil {
+		cfg.Origin.Log = cfg.Log
+	}
 	if cfg.Registry == nil {
 		cfg.Registry = prometheus.NewRegistry()
 	}
@@ -130,7 +141,7 @@ func New(cfg Config) (*Agent, error) {
 		}
 	}
 	a := &Agent{
-		cfg: cfg, log: cfg.Log, m: newMetrics(cfg.Registry), backoffUnit: backoffFirst,
+		cfg: cfg, log: cfg.Log, ring: ring, m: newMetrics(cfg.Registry), backoffUnit: backoffFirst,
 		connect: func(c link.ConnectorConfig) connector { return link.NewConnector(c) },
 		dirty:   make(chan struct{}, 1), fatal: make(chan error, 1), ending: make(chan struct{}, 1), force: make(chan struct{}),
 	}
@@ -149,6 +160,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a.checker = preflight.New(d)
+	a.finder = discovery.New(cfg.Providers, a.foundSomething)
 	a.handler = newHandler(d, a.m, a.log)
 	a.handler.onHealth = func() {
 		if m := a.current.Load(); m != nil {
@@ -226,6 +238,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	side.Go(func() { a.checks.run(watching) })
 	side.Go(func() { watchFiles(watching, a.bind(life), a.log) })
 	side.Go(func() { a.notify(watching) })
+	side.Go(func() { a.finder.Run(watching) })
 
 	select {
 	case <-ctx.Done():

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	"github.com/adit-dev/adit/internal/reason"
 )
@@ -45,6 +47,8 @@ func (a *Agent) answerTo(ctx context.Context, q *hubv1.Ask) *hubv1.Answer {
 	switch k := q.GetAsk().(type) {
 	case *hubv1.Ask_Preflight:
 		return &hubv1.Answer{Answer: &hubv1.Answer_Preflight{Preflight: a.checker.Check(ctx, k.Preflight)}}
+	case *hubv1.Ask_Logs:
+		return &hubv1.Answer{Answer: &hubv1.Answer_Logs{Logs: a.logLines(ctx, k.Logs)}}
 	case *hubv1.Ask_Drain:
 		return &hubv1.Answer{Answer: &hubv1.Answer_Drain{Drain: &hubv1.DrainAnswer{}}}
 	}
@@ -66,4 +70,23 @@ func (a *Agent) end() {
 	case a.ending <- struct{}{}:
 	default:
 	}
+}
+
+// followMargin is what is left of a question's time when there is no line to answer with.
+const followMargin = 3 * time.Second
+
+// logLines answers with lines of this agent's log.
+func (a *Agent) logLines(ctx context.Context, q *hubv1.LogsAsk) *hubv1.LogsAnswer {
+	n := int(min(max(q.GetLines(), 1), 500))
+	if end, ok := ctx.Deadline(); q.GetFollow() && ok {
+		wait, cancel := context.WithDeadline(ctx, end.Add(-followMargin))
+		a.ring.Wait(wait, q.GetAfter())
+		cancel()
+	}
+	lines, position, lost := a.ring.After(q.GetAfter(), n)
+	out := &hubv1.LogsAnswer{Position: position, Truncated: lost}
+	for _, l := range lines {
+		out.Lines = append(out.Lines, &hubv1.LogLine{At: timestamppb.New(l.At), Level: l.Level, Text: l.Text})
+	}
+	return out
 }

@@ -110,6 +110,7 @@ func (m *member) startWatch(ctx, life context.Context) (broke <-chan error, ende
 	ch := make(chan error, 1)
 	watcher.Go(func() { ch <- m.watch(ctx, life) })
 	watcher.Go(func() { m.reportLoop(ctx) })
+	watcher.Go(func() { m.discoverLoop(ctx) })
 	return ch, watcher.Wait
 }
 
@@ -277,9 +278,8 @@ func (m *member) heard(life context.Context, revision uint64, known map[string]*
 func (m *member) reportLoop(ctx context.Context) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
-	if m.anyToTell() {
-		wake(m.reports)
-	}
+	// What this agent can do is always news to the hub.
+	wake(m.reports)
 	for {
 		select {
 		case <-ctx.Done():
@@ -296,16 +296,6 @@ func (m *member) reportLoop(ctx context.Context) {
 	}
 }
 
-// anyToTell reports whether the hub would learn something from a report.
-func (m *member) anyToTell() bool {
-	for _, s := range m.a.handler.table.Load().services {
-		if m.a.problem(s) != nil || s.managed != nil {
-			return true
-		}
-	}
-	return false
-}
-
 // report tells the hub the state of every service, if it can be reached: nothing depends on it.
 func (m *member) report(ctx context.Context, draining bool) {
 	m.mu.Lock()
@@ -316,7 +306,7 @@ func (m *member) report(ctx context.Context, draining bool) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	r := &hubv1.ReportRequest{SentAt: timestamppb.Now(), Draining: draining, Software: m.a.cfg.Software}
+	r := &hubv1.ReportRequest{SentAt: timestamppb.Now(), Draining: draining, Software: m.a.cfg.Software, Capabilities: m.a.capabilities()}
 	for _, s := range m.a.handler.table.Load().services {
 		t := &hubv1.TunnelReport{TunnelId: s.id, State: "ok"}
 		if e := m.a.problem(s); e != nil {

@@ -49,7 +49,9 @@ type member struct {
 	// answering holds one value for each question of the hub that is being answered, asking waits
 	// for them.
 	answering chan struct{}
-	asking    sync.WaitGroup
+	// found wakes the report of discovered services.
+	found  chan struct{}
+	asking sync.WaitGroup
 
 	mu       sync.Mutex
 	edges    map[string]*edgeRun
@@ -119,7 +121,7 @@ func newMember(a *Agent, t *identity.Token, old *member) (*member, error) {
 			HostName: a.cfg.HostName, Software: a.cfg.Software,
 		},
 		declare: make(chan struct{}, 1), states: make(chan struct{}, 1), unsettled: make(chan struct{}, 1), reports: make(chan struct{}, 1),
-		answering: make(chan struct{}, maxAnswering), edges: map[string]*edgeRun{},
+		answering: make(chan struct{}, maxAnswering), found: make(chan struct{}, 1), edges: map[string]*edgeRun{},
 		verdicts: map[string]*hubv1.Verdict{}, served: map[string]map[string]*wirev1.TunnelVerdict{},
 	}
 	// Edges know the hub by the name in the token, whatever address reaches it.

@@ -77,6 +77,10 @@ func (a *app) runAgent(parent context.Context, s *config.Agent, warnings []strin
 	for _, w := range warnings {
 		log.Warn(w)
 	}
+	var err error
+	if cfg.Providers, err = providers(s); err != nil {
+		return usageError(err)
+	}
 	disableGSO(s.DisableUDPGSO)
 	go giveBackMemory(ctx)
 	cfg.Log, cfg.Origin.Log = log.Logger, log.Logger
@@ -108,6 +112,9 @@ func validateAgent(v *config.Values) error {
 		return err
 	}
 	if _, err := checkToken(s.Token, s.TokenFile); err != nil {
+		return err
+	}
+	if _, err := providers(s); err != nil {
 		return err
 	}
 	_, err = agent.New(agentConfig(s))

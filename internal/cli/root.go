@@ -99,7 +99,7 @@ Start with:  adit demo`,
 	}
 	root.AddCommand(a.demoCommand(), a.serverCommand(), a.agentCommand(), a.exposeCommand(),
 		a.inviteCommand(), a.tunnelCommand(), a.agentsCommand(), a.accessCommand(), a.policyCommand(), a.tenantCommand(), a.portCommand(), a.edgeCommand(),
-		a.preflightCommand(), a.forwardCommand(),
+		a.preflightCommand(), a.forwardCommand(), a.logsCommand(),
 		a.eventsCommand(), a.problemsCommand(), a.noticeCommand(), a.trafficCommand(),
 		a.doctorCommand(), a.configCommand(), a.versionCommand())
 	root.CompletionOptions.DisableDefaultCmd = true

@@ -72,25 +72,27 @@ type Agent struct {
 	Token     string `koanf:"token"`
 	TokenFile string `koanf:"-"`
 	// ConfigFile holds the lists that Services does not; the agent reads it again when it changes.
-	ConfigFile        string        `koanf:"-"`
-	Lists             ServiceLists  `koanf:"-"`
-	ServerURL         string        `koanf:"server-url"`
-	HealthAddr        string        `koanf:"health-addr"`
-	PProf             bool          `koanf:"pprof"`
-	StateDir          string        `koanf:"state-dir"`
-	AllowTarget       []string      `koanf:"allow-target"`
-	DenyTarget        []string      `koanf:"deny-target"`
-	AllowForward      []string      `koanf:"allow-forward"`
-	OriginCAFile      string        `koanf:"origin-ca-file"`
-	Carriers          []string      `koanf:"carriers"`
-	GracePeriod       time.Duration `koanf:"grace-period"`
-	OriginDialTimeout time.Duration `koanf:"origin-dial-timeout"`
-	OriginKeepAlive   time.Duration `koanf:"origin-keep-alive"`
-	MaxLanes          int           `koanf:"max-lanes"`
-	FailFast          bool          `koanf:"fail-fast"`
-	DisableUDPGSO     bool          `koanf:"disable-udp-gso"`
-	LogLevel          string        `koanf:"log-level"`
-	LogFormat         string        `koanf:"log-format"`
+	ConfigFile            string        `koanf:"-"`
+	Lists                 ServiceLists  `koanf:"-"`
+	ServerURL             string        `koanf:"server-url"`
+	HealthAddr            string        `koanf:"health-addr"`
+	PProf                 bool          `koanf:"pprof"`
+	StateDir              string        `koanf:"state-dir"`
+	AllowTarget           []string      `koanf:"allow-target"`
+	DenyTarget            []string      `koanf:"deny-target"`
+	AllowForward          []string      `koanf:"allow-forward"`
+	Discovery             []string      `koanf:"discovery"`
+	DiscoveryExcludePorts []string      `koanf:"discovery-exclude-ports"`
+	OriginCAFile          string        `koanf:"origin-ca-file"`
+	Carriers              []string      `koanf:"carriers"`
+	GracePeriod           time.Duration `koanf:"grace-period"`
+	OriginDialTimeout     time.Duration `koanf:"origin-dial-timeout"`
+	OriginKeepAlive       time.Duration `koanf:"origin-keep-alive"`
+	MaxLanes              int           `koanf:"max-lanes"`
+	FailFast              bool          `koanf:"fail-fast"`
+	DisableUDPGSO         bool          `koanf:"disable-udp-gso"`
+	LogLevel              string        `koanf:"log-level"`
+	LogFormat             string        `koanf:"log-format"`
 	// HealthDefault is true when nobody chose the health address: a busy one may be replaced.
 	HealthDefault bool `koanf:"-"`
 }

@@ -132,6 +132,8 @@ var table = []Setting{
 	{Name: "state-dir", For: ForAgent, Kind: Text, Help: "folder that keeps the edge list for a start without the hub (default none)"},
 	{Name: "allow-target", For: ForAgent, Kind: Words, Help: "origins this agent may dial: networks, host names, *.names, each with an optional :port"},
 	{Name: "deny-target", For: ForAgent, Kind: Words, Help: "origins this agent never dials; wins over --allow-target"},
+	{Name: "discovery", For: ForAgent, Kind: Words, Default: "auto", Choices: []string{"auto", "off", "host"}, Help: "where this agent looks for services to propose: auto (wherever it can), off, or host (TCP ports of its own host, Linux)"},
+	{Name: "discovery-exclude-ports", For: ForAgent, Kind: Words, Help: "ports or ranges first-last that discovery leaves out"},
 	{Name: "allow-forward", For: ForAgent, Kind: Words, Help: "targets that `adit forward` may reach through this agent: networks, host names, *.names, each with an optional :port"},
 	{Name: "origin-ca-file", For: ForAgent, Kind: Text, Help: "PEM file with roots trusted for https and tls origins, beside the system's"},
 	{Name: "carriers", For: ForAgent, Kind: Words, Default: defaultCarriers, Choices: []string{"quic", "tls", "ws"}, Help: "order and choice of carriers"},

@@ -304,6 +304,7 @@ func (p *presence) addTo(token string, now time.Time, get func(id string) *hubv1
 		}
 		r := get(k.replica)
 		r.Tunnels, r.LastSeen = a.tunnels, stamp(a.heard.UnixMilli())
+		r.Capabilities, r.Advertised = a.capabilities, a.advertised
 		if a.hostName != "" {
 			r.HostName = a.hostName
 		}

@@ -91,7 +91,7 @@ func (h *Hub) OpenForward(ctx context.Context, r *hubv1.OpenForwardRequest) (*hu
 		return nil, &Problem{Code: reason.TokenRevoked, Field: "agent", Value: agent.GetName(), Text: "is disabled", Remedy: "enable it with adit agents enable"}
 	}
 	edges := h.forwardEdges(agent)
-	if len(edges) == 0 {
+	if len(edges) == 0 || agent.GetState() != "online" {
 		return nil, &Problem{Code: reason.NoAgent, Field: "agent", Value: agent.GetName(), Text: "has no session with any edge now",
 			Remedy: "start it, or see its log for why it cannot connect"}
 	}
@@ -120,7 +120,8 @@ func (h *Hub) OpenForward(ctx context.Context, r *hubv1.OpenForwardRequest) (*hu
 	return out, nil
 }
 
-// forwardEdges are the edges that have a session with the agent, in the order of their sessions.
+// forwardEdges are the edges to try: first those that are known to have a session with the agent,
+// then the others, of which one may have a new one.
 func (h *Hub) forwardEdges(agent *hubv1.Agent) (out []*hubv1.ForwardEdge) {
 	var ids []string
 	for _, r := range agent.GetReplicas() {
@@ -128,6 +129,11 @@ func (h *Hub) forwardEdges(agent *hubv1.Agent) (out []*hubv1.ForwardEdge) {
 			if !s.GetDraining() && !slices.Contains(ids, s.GetEdgeId()) {
 				ids = append(ids, s.GetEdgeId())
 			}
+		}
+	}
+	for _, e := range h.feed.edges() {
+		if id := e.GetAddress().GetId(); !e.GetDraining() && !slices.Contains(ids, id) {
+			ids = append(ids, id)
 		}
 	}
 	for _, id := range ids {

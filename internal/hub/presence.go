@@ -64,6 +64,8 @@ type agentPresence struct {
 	hostName string
 	node     ed25519.PublicKey
 	tunnels  []*hubv1.TunnelReport
+	// capabilities and advertised are shown, see Replica.
+	capabilities, advertised []string
 }
 
 func newPresence() *presence {

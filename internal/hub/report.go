@@ -37,7 +37,11 @@ func (h *Hub) Report(ctx context.Context, c *hublink.Caller, r *hubv1.ReportRequ
 	if len(r.GetAnswers()) > 0 {
 		return h.answered(ctx, keyOf(c).token, r.GetAnswers())
 	}
+	if r.GetDiscovery() != nil {
+		return h.discovered(ctx, c, r.GetDiscovery())
+	}
 	h.presence.agent(keyOf(c), h.cfg.Now(), func(a *agentPresence) {
+		a.capabilities, a.advertised = r.GetCapabilities(), r.GetAdvertised()
 		a.tunnels, a.draining, a.software, a.hostName = r.GetTunnels(), r.GetDraining(), r.GetSoftware(), c.HostName
 	})
 	return nil

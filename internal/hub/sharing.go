@@ -76,13 +76,15 @@ func (p *presence) mergeAgent(k replicaKey) {
 
 // sharedAgent is an agentPresence for other hubs. Times are in Unix milliseconds.
 type sharedAgent struct {
-	Watches  int      `json:"watches,omitempty"`
-	Declared int64    `json:"declared,omitempty"`
-	Draining bool     `json:"draining,omitempty"`
-	Software string   `json:"software,omitempty"`
-	HostName string   `json:"host,omitempty"`
-	Node     []byte   `json:"node,omitempty"`
-	Tunnels  [][]byte `json:"tunnels,omitempty"`
+	Watches      int      `json:"watches,omitempty"`
+	Declared     int64    `json:"declared,omitempty"`
+	Draining     bool     `json:"draining,omitempty"`
+	Software     string   `json:"software,omitempty"`
+	HostName     string   `json:"host,omitempty"`
+	Node         []byte   `json:"node,omitempty"`
+	Tunnels      [][]byte `json:"tunnels,omitempty"`
+	Capabilities []string `json:"capabilities,omitempty"`
+	Advertised   []string `json:"advertised,omitempty"`
 }
 
 // row is an item of own for other hubs.
@@ -100,7 +102,7 @@ func (p *presence) row(item string) (store.HubReport, error) {
 		return r, nil
 	}
 	r.Gone, r.Heard = false, a.heard.UnixMilli()
-	s := sharedAgent{Watches: a.watches, Draining: a.draining, Software: a.software, HostName: a.hostName, Node: a.node}
+	s := sharedAgent{Watches: a.watches, Draining: a.draining, Software: a.software, HostName: a.hostName, Node: a.node, Capabilities: a.capabilities, Advertised: a.advertised}
 	if !a.declared.IsZero() {
 		s.Declared = a.declared.UnixMilli()
 	}
@@ -186,7 +188,7 @@ func (p *presence) told(hub string, rows []store.HubReport, ahead time.Duration)
 }
 
 func (s *sharedAgent) presence(heard time.Time, at func(int64) time.Time) *agentPresence {
-	a := &agentPresence{watches: s.Watches, heard: heard, draining: s.Draining, software: s.Software, hostName: s.HostName, node: s.Node}
+	a := &agentPresence{watches: s.Watches, heard: heard, draining: s.Draining, software: s.Software, hostName: s.HostName, node: s.Node, capabilities: s.Capabilities, advertised: s.Advertised}
 	if s.Declared != 0 {
 		a.declared = at(s.Declared)
 	}

@@ -793,9 +793,11 @@ func (*DrainAsk) Descriptor() ([]byte, []int) {
 
 // LogsAsk wants the lines after a position, at most lines of them.
 type LogsAsk struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
-	Lines         uint32                 `protobuf:"varint,2,opt,name=lines,proto3" json:"lines,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	After uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	Lines uint32                 `protobuf:"varint,2,opt,name=lines,proto3" json:"lines,omitempty"`
+	// Wait for a line when there is none, until shortly before the deadline.
+	Follow        bool `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -842,6 +844,13 @@ func (x *LogsAsk) GetLines() uint32 {
 		return x.Lines
 	}
 	return 0
+}
+
+func (x *LogsAsk) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
 }
 
 type Answer struct {
@@ -2162,10 +2171,11 @@ const file_hub_v1_machine_proto_rawDesc = "" +
 	"\x05drain\x18\x05 \x01(\v2\x15.adit.hub.v1.DrainAskH\x00R\x05drainB\x05\n" +
 	"\x03ask\"\n" +
 	"\n" +
-	"\bDrainAsk\"5\n" +
+	"\bDrainAsk\"M\n" +
 	"\aLogsAsk\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x14\n" +
-	"\x05lines\x18\x02 \x01(\rR\x05lines\"\xf4\x01\n" +
+	"\x05lines\x18\x02 \x01(\rR\x05lines\x12\x16\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\"\xf4\x01\n" +
 	"\x06Answer\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\tR\x05askId\x12\x12\n" +
 	"\x04code\x18\x02 \x01(\tR\x04code\x12\x16\n" +

@@ -33,6 +33,7 @@ var codes = map[reason.Code]connect.Code{
 	reason.TooManyReplicas:  connect.CodeResourceExhausted,
 	reason.RateLimited:      connect.CodeResourceExhausted,
 	reason.NoAgent:          connect.CodeFailedPrecondition,
+	reason.TooLarge:         connect.CodeResourceExhausted,
 	reason.OriginDenied:     connect.CodePermissionDenied,
 	reason.StoreUnavailable: connect.CodeUnavailable,
 	reason.Draining:         connect.CodeUnavailable,
