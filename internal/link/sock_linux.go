@@ -20,23 +20,6 @@ func tuneSocket(c syscall.RawConn) {
 // tcpRTOMinUs is TCP_RTO_MIN_US of Linux 6.15.
 const tcpRTOMinUs = 45
 
-// readAvailable reads what is there into p; again means nothing is.
-func readAvailable(fd uintptr, p []byte) (n int, again bool, err error) {
-	for {
-		n, err = unix.Read(int(fd), p)
-		switch err {
-		case unix.EINTR:
-			continue
-		case unix.EAGAIN:
-			return 0, true, nil
-		}
-		if n < 0 {
-			n = 0
-		}
-		return n, false, err
-	}
-}
-
 // peek reports whether there is something to read, an end or an error; again means nothing is.
 func peek(fd uintptr) (data, again bool, err error) {
 	var b [1]byte

@@ -11,8 +11,6 @@ import (
 // tuneSocket does nothing where the options of Linux do not exist; keep-alive is set anyway.
 func tuneSocket(syscall.RawConn) {}
 
-func readAvailable(uintptr, []byte) (int, bool, error) { return 0, false, syscall.ENOSYS }
-
 func peek(uintptr) (data, again bool, err error) { return false, false, syscall.ENOSYS }
 
 func closedByPeer(syscall.RawConn) bool { return false }
