@@ -42,6 +42,9 @@ type replicaView struct {
 	LastSeen *time.Time    `json:"last_seen"`
 	Sessions []sessionView `json:"sessions"`
 	Services []serviceView `json:"services"`
+	// Capabilities are what the replica can do, Advertised where it can be dialled.
+	Capabilities []string `json:"capabilities"`
+	Advertised   []string `json:"advertised"`
 }
 
 type sessionView struct {
@@ -71,7 +74,8 @@ func agentOf(g *hubv1.Agent) agentView {
 		Holder: g.GetHolderReplica(), HolderHost: g.GetHolderHost(), HolderSince: when(g.GetHolderSince()), OldTokenExpiresAt: when(g.GetOldTokenExpiresAt())}
 	for _, r := range g.GetReplicas() {
 		rv := replicaView{ID: r.GetId(), State: r.GetState(), HostName: r.GetHostName(), Software: r.GetSoftware(), LastSeen: when(r.GetLastSeen()),
-			Sessions: []sessionView{}, Services: []serviceView{}}
+			Sessions: []sessionView{}, Services: []serviceView{},
+			Capabilities: append([]string{}, r.GetCapabilities()...), Advertised: append([]string{}, r.GetAdvertised()...)}
 		for _, s := range r.GetSessions() {
 			rv.Sessions = append(rv.Sessions, sessionView{Edge: s.GetEdgeId(), Carrier: s.GetCarrier(), Path: s.GetPath(), RemoteAddress: s.GetRemoteAddress(),
 				Since: when(s.GetSince()), Streams: s.GetStreams(), Lanes: s.GetLanes(), RTTMicros: s.GetRttMicros(), Draining: s.GetDraining()})
@@ -122,7 +126,7 @@ func (g agentView) refused() int {
 
 func (a *app) agentsCommand() *cobra.Command {
 	c := &cobra.Command{Use: "agents", Short: "Running agents, their sessions and services"}
-	c.AddCommand(&cobra.Command{
+	c.AddCommand(a.servicesCommand(), &cobra.Command{
 		Use: "list", Short: "List agents", Args: noArgs,
 		RunE: a.call(func(ctx context.Context, c *client, _ []string) error {
 			all := []agentView{}
@@ -182,6 +186,12 @@ func (a *app) printAgent(g agentView) error {
 	}
 	for _, r := range g.Replicas {
 		fmt.Fprintf(a.Stdout, "\nreplica %s on %s (%s), %s, last seen %s\n", short(r.ID), r.HostName, r.Software, r.State, showTime(r.LastSeen))
+		if len(r.Capabilities) > 0 {
+			fmt.Fprintf(a.Stdout, "  can      %s\n", strings.Join(r.Capabilities, ", "))
+		}
+		if len(r.Advertised) > 0 {
+			fmt.Fprintf(a.Stdout, "  reached  at %s\n", strings.Join(r.Advertised, ", "))
+		}
 		for _, s := range r.Sessions {
 			drain := ""
 			if s.Draining {

@@ -1,0 +1,130 @@
+package e2e
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/adit-dev/adit/test/stack"
+)
+
+// startForward runs `adit forward` and returns where it listens.
+func startForward(t *testing.T, s *stack.Server, args ...string) (*stack.Process, string) {
+	t.Helper()
+	at := loopback(stack.FreePort(t))
+	p := stack.Start(t, stack.Command{Name: "forward", Grace: 5 * time.Second,
+		Args: append([]string{"forward", "--data-dir", s.Dir, "--listen", at}, args...)})
+	p.WaitLog(20*time.Second, at+" -> ")
+	return p, at
+}
+
+// TestForward: a local port reaches what the agent permits, and nothing else.
+func TestForward(t *testing.T) {
+	s := stack.StartServer(t, stack.ServerConfig{})
+	inv := s.Invite("home", "--hostname", "app.localhost")
+	web := serveHTTP(t, named("behind"), false)
+	echo := strings.TrimPrefix(tcpEcho(t), "tcp://")
+	other := strings.TrimPrefix(tcpEcho(t), "tcp://")
+	a := stack.StartAgent(t, inv.File, stack.AgentConfig{
+		Services: []stack.Service{stack.HTTP("app.localhost", "http://"+web)},
+		Args:     []string{"--allow-forward", web + "," + echo + ",169.254.0.0/16,localhost"},
+	})
+	t.Run("HTTP", func(t *testing.T) {
+		_, at := startForward(t, s, "home", web)
+		for range 3 {
+			resp, err := http.Get("http://" + at + "/")
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, _ := io.ReadAll(resp.Body)
+			_ = resp.Body.Close()
+			if resp.StatusCode != 200 || !strings.Contains(string(b), "behind") {
+				t.Errorf("%d %s", resp.StatusCode, b)
+			}
+		}
+	})
+	t.Run("what is sent after the other side heard the end", func(t *testing.T) {
+		_, at := startForward(t, s, "home", "tcp://"+echo)
+		c, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+		sent := strings.Repeat("0123456789abcdef", 64<<10)
+		go func() {
+			_, _ = io.WriteString(c, sent)
+			_ = c.(*net.TCPConn).CloseWrite()
+		}()
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+		got, err := io.ReadAll(c)
+		if err != nil || string(got) != sent {
+			t.Errorf("%d of %d bytes came back, %v", len(got), len(sent), err)
+		}
+	})
+	t.Run("targets that the agent does not permit", func(t *testing.T) {
+		for _, target := range []string{other, "169.254.169.254:80"} {
+			p, at := startForward(t, s, "home", target)
+			c, err := net.Dial("tcp", at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+			if _, err := c.Read(make([]byte, 1)); err == nil {
+				t.Errorf("%s: something answered", target)
+			}
+			_ = c.Close()
+			p.WaitLog(5*time.Second, "must not be dialled")
+		}
+		a.WaitLog(5*time.Second, "origin_denied", "no --allow-forward covers")
+	})
+	t.Run("an agent that permits none", func(t *testing.T) {
+		inv := s.Invite("closed", "--hostname", "closed.localhost")
+		stack.StartAgent(t, inv.File, stack.AgentConfig{Services: []stack.Service{stack.HTTP("closed.localhost", "http://"+web)}})
+		p, at := startForward(t, s, "closed", web)
+		if resp, err := http.Get("http://" + at + "/"); err == nil {
+			_ = resp.Body.Close()
+			t.Errorf("answered %s", resp.Status)
+		}
+		p.WaitLog(5*time.Second, "permits no forwards")
+	})
+	t.Run("what cannot be opened is told at once", func(t *testing.T) {
+		for _, c := range []struct {
+			args []string
+			code string
+		}{
+			{[]string{"nobody", web}, "not_found"}, {[]string{"home", "udp://10.0.0.1:53"}, "invalid"}, {[]string{"home", "10.0.0.1"}, "invalid"},
+		} {
+			if _, code, _ := s.CLI(append([]string{"forward"}, c.args...)...).Problem(t); code != c.code {
+				t.Errorf("%v: %s, want %s", c.args, code, c.code)
+			}
+		}
+	})
+	t.Run("a revoked invite ends what runs", func(t *testing.T) {
+		_, at := startForward(t, s, "home", echo)
+		c, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		if _, err := io.WriteString(c, "x"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if r := s.CLI("invite", "revoke", "home"); r.Code != 0 {
+			t.Fatal(r.Stderr)
+		}
+		if _, err := c.Read(make([]byte, 1)); err == nil {
+			t.Error("something came")
+		}
+		if d := time.Since(start); d > 5*time.Second {
+			t.Errorf("it took %v", d)
+		}
+	})
+}
