@@ -1,108 +1,77 @@
 package cli
 
-import (
-	"context"
-	"strconv"
-	"strings"
-	"time"
+import "github.com/adit-dev/adit/api/hub/v1/hubv1connect"
 
-	"github.com/spf13/cobra"
+// The services of the hub API, as one client calls them.
 
-	hubv1 "github.com/adit-dev/adit/api/hub/v1"
-)
-
-// discoveredView is what an agent found, as commands print it.
-type discoveredView struct {
-	ReportedAt *time.Time     `json:"reported_at"`
-	Providers  []providerView `json:"providers"`
-	Services   []foundView    `json:"services"`
+func (c *client) invites() hubv1connect.InviteServiceClient {
+	return hubv1connect.NewInviteServiceClient(c.http, c.base, c.opts...)
 }
 
-type providerView struct {
-	Provider string `json:"provider"`
-	State    string `json:"state"`
-	Detail   string `json:"detail"`
+func (c *client) tunnels() hubv1connect.TunnelServiceClient {
+	return hubv1connect.NewTunnelServiceClient(c.http, c.base, c.opts...)
 }
 
-type foundView struct {
-	ID             string            `json:"id"`
-	Provider       string            `json:"provider"`
-	Namespace      string            `json:"namespace"`
-	Name           string            `json:"name"`
-	PortName       string            `json:"port_name"`
-	Port           uint32            `json:"port"`
-	Kind           string            `json:"kind"`
-	Origin         string            `json:"origin"`
-	Readiness      string            `json:"readiness"`
-	ReadyEndpoints uint32            `json:"ready_endpoints"`
-	Labels         map[string]string `json:"labels"`
-	AppProtocol    string            `json:"app_protocol"`
-	SuggestedLabel string            `json:"suggested_label"`
-	ExposedBy      []string          `json:"exposed_by"`
+func (c *client) agents() hubv1connect.AgentServiceClient {
+	return hubv1connect.NewAgentServiceClient(c.http, c.base, c.opts...)
 }
 
-func (a *app) servicesCommand() *cobra.Command {
-	var filter string
-	c := &cobra.Command{
-		Use: "services NAME|ID", Short: "What an agent found beside it that could be exposed", Args: oneArg("NAME or ID"),
-		Example: `  adit agents services home
-  adit agents services home --filter grafana`,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: a.call(func(ctx context.Context, c *client, args []string) error {
-			v := discoveredView{Providers: []providerView{}, Services: []foundView{}}
-			err := pages(func(token string) (string, error) {
-				resp, err := c.agents().ListServices(ctx, &hubv1.ListServicesRequest{Id: args[0], PageToken: token, Filter: filter})
-				if err != nil {
-					return "", err
-				}
-				v.add(resp)
-				return resp.GetNextPageToken(), nil
-			})
-			if err != nil {
-				return err
-			}
-			return a.print(v, func() error { return a.printServices(v) })
-		}),
-	}
-	c.Flags().StringVar(&filter, "filter", "", "only services whose name, namespace or address contains this")
-	return c
+func (c *client) ports() hubv1connect.PortServiceClient {
+	return hubv1connect.NewPortServiceClient(c.http, c.base, c.opts...)
 }
 
-func (v *discoveredView) add(r *hubv1.ListServicesResponse) {
-	v.ReportedAt, v.Providers = when(r.GetReportedAt()), []providerView{}
-	for _, p := range r.GetProviders() {
-		v.Providers = append(v.Providers, providerView{p.GetProvider(), p.GetState(), p.GetDetail()})
-	}
-	for _, s := range r.GetServices() {
-		f := foundView{
-			ID: s.GetId(), Provider: s.GetProvider(), Namespace: s.GetNamespace(), Name: s.GetName(), PortName: s.GetPortName(), Port: s.GetPort(),
-			Kind: strings.ToLower(strings.TrimPrefix(s.GetKind().String(), "KIND_")), Origin: s.GetOrigin(), Readiness: s.GetReadiness(), ReadyEndpoints: s.GetReadyEndpoints(),
-			Labels: s.GetLabels(), AppProtocol: s.GetAppProtocol(), SuggestedLabel: s.GetSuggestedLabel(), ExposedBy: s.GetExposedBy(),
-		}
-		if f.Labels == nil {
-			f.Labels = map[string]string{}
-		}
-		if f.ExposedBy == nil {
-			f.ExposedBy = []string{}
-		}
-		v.Services = append(v.Services, f)
-	}
+func (c *client) edges() hubv1connect.EdgeServiceClient {
+	return hubv1connect.NewEdgeServiceClient(c.http, c.base, c.opts...)
 }
 
-func (a *app) printServices(v discoveredView) error {
-	for _, p := range v.Providers {
-		if p.State != "ok" {
-			a.warn("%s: %s: %s", p.Provider, p.State, p.Detail)
-		}
-	}
-	if v.ReportedAt == nil {
-		a.say("the agent has not reported what is beside it; it does unless it runs with --discovery off")
-		return nil
-	}
-	var rows [][]string
-	for _, s := range v.Services {
-		exposed := strings.Join(s.ExposedBy, " ")
-		rows = append(rows, []string{s.Name, s.Namespace, s.Kind, strconv.Itoa(int(s.Port)), s.Origin, s.Readiness, exposed})
-	}
-	return a.table([]string{"NAME", "NAMESPACE", "KIND", "PORT", "ORIGIN", "READINESS", "EXPOSED BY"}, rows)
+func (c *client) tenants() hubv1connect.TenantServiceClient {
+	return hubv1connect.NewTenantServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) access() hubv1connect.AccessServiceClient {
+	return hubv1connect.NewAccessServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) policies() hubv1connect.PolicyServiceClient {
+	return hubv1connect.NewPolicyServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) users() hubv1connect.UserServiceClient {
+	return hubv1connect.NewUserServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) sessions() hubv1connect.SessionServiceClient {
+	return hubv1connect.NewSessionServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) keys() hubv1connect.KeyServiceClient {
+	return hubv1connect.NewKeyServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) providers() hubv1connect.ProviderServiceClient {
+	return hubv1connect.NewProviderServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) devices() hubv1connect.DeviceServiceClient {
+	return hubv1connect.NewDeviceServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) audit() hubv1connect.AuditServiceClient {
+	return hubv1connect.NewAuditServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) events() hubv1connect.EventServiceClient {
+	return hubv1connect.NewEventServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) notices() hubv1connect.NoticeServiceClient {
+	return hubv1connect.NewNoticeServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) traffic() hubv1connect.TrafficServiceClient {
+	return hubv1connect.NewTrafficServiceClient(c.http, c.base, c.opts...)
+}
+
+func (c *client) server() hubv1connect.ServerServiceClient {
+	return hubv1connect.NewServerServiceClient(c.http, c.base, c.opts...)
 }
