@@ -71,6 +71,9 @@ type Config struct {
 	// ReportInterval (5 s), ReconnectMin (1 s) and ReconnectMax (60 s) pace the exchange with the
 	// hub; RetryPort (10 s) tries a busy port again.
 	ReportInterval, ReconnectMin, ReconnectMax, RetryPort time.Duration
+	// StandbyWait (4 s) is how long the opening of a second process of an enrolment waits for the
+	// holder to go: longer than a probe, shorter than the dialler's patience.
+	StandbyWait time.Duration
 	// Now is the clock; nil = time.Now.
 	Now      func() time.Time
 	Log      *slog.Logger
@@ -99,6 +102,7 @@ func (c *Config) defaults() {
 	def(&c.ReconnectMin, time.Second)
 	def(&c.ReconnectMax, 60*time.Second)
 	def(&c.RetryPort, 10*time.Second)
+	def(&c.StandbyWait, 4*time.Second)
 	if c.HTTPSPort == 0 {
 		c.HTTPSPort = 443
 	}

@@ -18,9 +18,6 @@ const (
 	// that is started again alone is back within seconds. maxWaiting bounds how many do.
 	successorWait = 10 * time.Second
 	maxWaiting    = 4096
-	// standbyWait is how long the opening of a standby waits for the holder to go: one that dies
-	// meanwhile is replaced at once. It is longer than a probe, shorter than the dialler's patience.
-	standbyWait = 4 * time.Second
 	// returnTime is what the holder has to come back to an edge that was started again, before a
 	// standby may have its enrolment while the hub is away.
 	returnTime = 10 * time.Second
@@ -102,7 +99,7 @@ func (n *enrolments) admit(ctx context.Context, o *wirev1.Opening) (done func(),
 		return func() {}, nil
 	}
 	agent := v.owner(token)
-	limit := time.NewTimer(standbyWait)
+	limit := time.NewTimer(n.edge.cfg.StandbyWait)
 	defer limit.Stop()
 	for {
 		n.mu.Lock()
