@@ -123,6 +123,7 @@ type Hub struct {
 	happened   *signal
 	conditions *conditions
 	traffic    *traffic
+	hashing    *hashing
 	asks       *asks
 
 	stopping chan struct{}
@@ -153,7 +154,7 @@ func New(ctx context.Context, cfg Config) (*Hub, error) {
 	h := &Hub{
 		cfg: cfg, log: cfg.Log, store: st, askAgain: make(chan struct{}, 1),
 		feed: newFeed(), presence: newPresence(), reap: newReaper(),
-		happened: newSignal(), conditions: newConditions(cfg.Now()), traffic: newTraffic(), asks: newAsks(cfg.DatabaseURL),
+		happened: newSignal(), conditions: newConditions(cfg.Now()), traffic: newTraffic(), hashing: newHashing(), asks: newAsks(cfg.DatabaseURL),
 		stopping: make(chan struct{}), seen: map[string]time.Time{}, noted: map[string]held{}, onRevoke: func(string) {},
 	}
 	h.stop = sync.OnceFunc(func() { close(h.stopping) })
