@@ -36,9 +36,9 @@ Ctrl-C; with -o json each line is an object of its own.`,
 				return err
 			}
 			defer func() { _ = stream.Close() }()
-			for stream.Receive() {
-				if stream.Msg().GetTruncated() && follow {
-					a.warn("lines are missing here: older ones, or more than could be taken at a time")
+			for first := true; stream.Receive(); first = false {
+				if stream.Msg().GetTruncated() && !first {
+					a.warn("lines are missing here: more came than the agent keeps, or it was started again")
 				}
 				for _, l := range stream.Msg().GetLines() {
 					if err := a.printLogLine(logLine{l.GetAt().AsTime(), l.GetLevel(), l.GetText()}); err != nil {

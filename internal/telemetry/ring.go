@@ -138,9 +138,9 @@ func newLineWriter() *lineWriter {
 	return &lineWriter{buf, slog.NewTextHandler(buf, &slog.HandlerOptions{Level: slog.Level(-128), ReplaceAttr: textOnly})}
 }
 
-// textOnly leaves out what a Line holds apart from its text.
+// textOnly leaves out what a Line holds apart from its attributes.
 func textOnly(groups []string, a slog.Attr) slog.Attr {
-	if len(groups) == 0 && (a.Key == slog.TimeKey || a.Key == slog.LevelKey) {
+	if len(groups) == 0 && (a.Key == slog.TimeKey || a.Key == slog.LevelKey || a.Key == slog.MessageKey) {
 		return slog.Attr{}
 	}
 	return a
@@ -155,7 +155,7 @@ func (w *lineWriter) format(ctx context.Context, rec slog.Record) string {
 	defer w.shared.mu.Unlock()
 	w.shared.b.Reset()
 	_ = w.h.Handle(ctx, rec)
-	return strings.TrimPrefix(strings.TrimSuffix(w.shared.b.String(), "\n"), "msg=")
+	return strings.TrimSpace(rec.Message + " " + w.shared.b.String())
 }
 
 func shortenLine(s string) string {

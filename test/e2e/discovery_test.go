@@ -115,7 +115,7 @@ func TestAgentLogs(t *testing.T) {
 		t.Errorf("one line is %s", out)
 	}
 	f := stack.Start(t, stack.Command{Name: "logs", Args: []string{"logs", "home", "-f", "-n", "1", "--data-dir", s.Dir}})
-	f.WaitLog(20*time.Second, "debug")
+	f.WaitLog(20*time.Second, time.Now().Format("2006-"))
 	start := time.Now()
 	s.CLI("preflight", "http://127.0.0.9:9", "--agent", "home")
 	f.WaitLog(10*time.Second, "origin not reached", "127.0.0.9")

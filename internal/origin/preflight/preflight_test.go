@@ -9,6 +9,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +23,7 @@ import (
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/origin"
+	"github.com/adit-dev/adit/test/need"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -436,4 +440,37 @@ func FuzzPage(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Every finding is in the reference, and the reference has no other.
+func TestReference(t *testing.T) {
+	doc, err := os.ReadFile(filepath.Join(need.Root(), "docs/reference/preflight.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := map[string]bool{}
+	files, _ := filepath.Glob("*.go")
+	for _, f := range files {
+		src, err := os.ReadFile(f)
+		if err != nil || strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`r\.add\("([a-z_]+)"`).FindAllSubmatch(src, -1) {
+			ids[string(m[1])] = true
+		}
+	}
+	listed := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllSubmatch(doc, -1) {
+		listed[string(m[1])] = true
+	}
+	for id := range ids {
+		if !listed[id] {
+			t.Errorf("%s is not in docs/reference/preflight.md", id)
+		}
+	}
+	for id := range listed {
+		if !ids[id] {
+			t.Errorf("docs/reference/preflight.md has %s, which is never found", id)
+		}
+	}
 }
