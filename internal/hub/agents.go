@@ -27,6 +27,9 @@ func (h *Hub) CreateAgent(ctx context.Context, r *hubv1.CreateAgentRequest) (*hu
 	if err := parseSources(r.GetFrom(), tok); err != nil {
 		return nil, "", err
 	}
+	if err := mayGrant(ctx, "grant.", grantOf(tok)); err != nil {
+		return nil, "", err
+	}
 	token, err := h.newToken(identity.KindAgent, tok)
 	if err != nil {
 		return nil, "", err
@@ -49,6 +52,24 @@ func (h *Hub) CreateAgent(ctx context.Context, r *hubv1.CreateAgentRequest) (*hu
 	return a, token, err
 }
 
+// mayGrant refuses to give out, or change, what is outside the host patterns of the caller's key.
+func mayGrant(ctx context.Context, prefix string, g *hubv1.Grant) error {
+	a := ActorFrom(ctx)
+	for i, name := range g.GetHostnames() {
+		if err := a.MayWrite(fmt.Sprintf("%shostnames[%d]", prefix, i), name); err != nil {
+			return err
+		}
+	}
+	for field, ranges := range map[string][]*hubv1.PortRange{"tcp_ports": g.GetTcpPorts(), "udp_ports": g.GetUdpPorts()} {
+		if len(ranges) > 0 {
+			if err := a.MayWrite(prefix+field, ""); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // enrolled finds a live enrolled agent by id or name.
 func enrolled(tx *store.Tx, idOrName string) (*store.Token, error) {
 	tok, err := tx.TokenNamed(string(identity.KindAgent), idOrName)
@@ -60,6 +81,10 @@ func enrolled(tx *store.Tx, idOrName string) (*store.Token, error) {
 
 // DeleteAgent revokes the tokens of an agent. Its managed tunnels must be gone, or go with it.
 func (h *Hub) DeleteAgent(ctx context.Context, idOrName string, force bool) error {
+	// Whatever it serves is at stake, whatever its name.
+	if err := ActorFrom(ctx).MayWrite("id", ""); err != nil {
+		return err
+	}
 	var ended []string
 	err := h.write(ctx, func(tx *store.Tx) error {
 		tok, err := enrolled(tx, idOrName)
@@ -93,6 +118,10 @@ func (h *Hub) DeleteAgent(ctx context.Context, idOrName string, force bool) erro
 
 // SetAgentEnabled switches an enrolled agent off, or on again. Its sessions end within seconds.
 func (h *Hub) SetAgentEnabled(ctx context.Context, idOrName string, enabled bool) (*hubv1.Agent, error) {
+	// Whatever it serves is at stake, whatever its name.
+	if err := ActorFrom(ctx).MayWrite("id", ""); err != nil {
+		return nil, err
+	}
 	var tok *store.Token
 	var ended []string
 	err := h.write(ctx, func(tx *store.Tx) (err error) {

@@ -38,6 +38,9 @@ func (h *Hub) CreateInvite(ctx context.Context, r *hubv1.CreateInviteRequest) (*
 	if err := h.checkInvite(r, tok); err != nil {
 		return nil, "", err
 	}
+	if err := mayGrant(ctx, "", grantOf(tok)); err != nil {
+		return nil, "", err
+	}
 	token, err := h.newToken(identity.KindInvite, tok)
 	if err != nil {
 		return nil, "", err
@@ -279,6 +282,9 @@ func (h *Hub) revoke(ctx context.Context, kind identity.TokenKind, what, idOrNam
 		}
 		if tok.RevokedAt != 0 {
 			return nil
+		}
+		if err := mayGrant(ctx, "id: grant.", grantOf(tok)); err != nil {
+			return err
 		}
 		if kind == identity.KindEdge {
 			tok.RevokedAt, ended = tx.Now.UnixMilli(), []string{tok.ID}

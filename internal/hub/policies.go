@@ -180,6 +180,10 @@ func (h *Hub) GetPolicy(ctx context.Context, name string) (*hubv1.Policy, error)
 
 // SetPolicy makes or replaces a policy. With a version it replaces that one only.
 func (h *Hub) SetPolicy(ctx context.Context, p *hubv1.Policy) (*hubv1.Policy, error) {
+	// Tunnels of any name may use it.
+	if err := ActorFrom(ctx).MayWrite("name", ""); err != nil {
+		return nil, err
+	}
 	if f := access.CheckName("policy.name", p.GetName()); f != nil {
 		return nil, ofFault(f)
 	}
@@ -223,6 +227,10 @@ func (h *Hub) SetPolicy(ctx context.Context, p *hubv1.Policy) (*hubv1.Policy, er
 
 // DeletePolicy removes a policy that no tunnel uses.
 func (h *Hub) DeletePolicy(ctx context.Context, policy string) error {
+	// Tunnels of any name may use it.
+	if err := ActorFrom(ctx).MayWrite("name", ""); err != nil {
+		return err
+	}
 	return h.write(ctx, func(tx *store.Tx) error {
 		if _, err := tx.Policy(policy); errors.Is(err, store.ErrNotFound) {
 			return noPolicy(policy)

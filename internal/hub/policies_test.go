@@ -204,3 +204,69 @@ func TestChangeInvite(t *testing.T) {
 		wantProblem(t, h.ReleaseName(t.Context(), "nothing.test"), reason.NotFound, "name")
 	})
 }
+
+// TestKeysWithHostPatterns has a key that is limited to hosts change nothing outside them.
+func TestKeysWithHostPatterns(t *testing.T) {
+	h := newTestHub(t)
+	h.enrol("home")
+	h.create("home", app("other"))
+	h.invite_("foreign", "x.test")
+	ctx := WithActor(t.Context(), &Actor{Name: "key", Role: RoleAdmin, Hosts: []string{"*.mine.test"}, UserID: "u1"})
+	ok := &hubv1.Tunnel{Kind: wirev1.Kind_KIND_HTTP, Hostname: "a.mine.test", Origins: app("x").Origins}
+	s, err := h.CreateTunnel(ctx, &hubv1.CreateTunnelRequest{Tunnel: ok, Agent: "home"})
+	if err != nil || s.GetTunnel().GetOwner() != "u1" {
+		t.Fatal(s, err)
+	}
+	mask := &fieldmaskpb.FieldMask{Paths: []string{"name"}}
+	for name, call := range map[string]func() error{
+		"create another name": func() error {
+			_, err := h.CreateTunnel(ctx, &hubv1.CreateTunnelRequest{Tunnel: app("x"), Agent: "home"})
+			return err
+		},
+		"create a port": func() error {
+			_, err := h.CreateTunnel(ctx, &hubv1.CreateTunnelRequest{Tunnel: portTunnel(wirev1.Kind_KIND_TCP, 0), Agent: "home"})
+			return err
+		},
+		"change another one": func() error {
+			_, err := h.UpdateTunnel(ctx, &hubv1.UpdateTunnelRequest{Label: "other", Tunnel: &hubv1.Tunnel{Name: "x"}, UpdateMask: mask})
+			return err
+		},
+		"take another name": func() error {
+			_, err := h.UpdateTunnel(ctx, &hubv1.UpdateTunnelRequest{Label: "a.mine.test", Tunnel: &hubv1.Tunnel{Hostname: "b.test"}, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"hostname"}}})
+			return err
+		},
+		"delete another one": func() error { return h.DeleteTunnel(ctx, "other", false) },
+		"open another one": func() error {
+			_, err := h.SetAccess(ctx, &hubv1.SetAccessRequest{Label: "other", Access: &hubv1.Access{Mode: hubv1.Access_MODE_PUBLIC}})
+			return err
+		},
+		"make a wide invite": func() error {
+			_, _, err := h.CreateInvite(ctx, &hubv1.CreateInviteRequest{Name: "wide", Hostnames: []string{"*.test"}})
+			return err
+		},
+		"make an agent with a port": func() error {
+			_, _, err := h.CreateAgent(ctx, &hubv1.CreateAgentRequest{Name: "w", Grant: &hubv1.Grant{TcpPorts: []*hubv1.PortRange{r(5000, 5000)}}})
+			return err
+		},
+		"rotate an invite": func() error {
+			_, _, _, err := h.RotateInvite(ctx, &hubv1.RotateInviteRequest{Id: "foreign"})
+			return err
+		},
+		"revoke an invite": func() error { _, err := h.RevokeInvite(ctx, "foreign"); return err },
+		"rotate an agent": func() error {
+			_, _, _, err := h.RotateAgent(ctx, &hubv1.RotateAgentRequest{Id: "home"})
+			return err
+		},
+		"delete an agent":     func() error { return h.DeleteAgent(ctx, "home", true) },
+		"switch an agent off": func() error { _, err := h.SetAgentEnabled(ctx, "home", false); return err },
+		"set a policy": func() error {
+			_, err := h.SetPolicy(ctx, &hubv1.Policy{Name: "p", Access: &hubv1.Access{Rules: []*hubv1.AccessRule{{Public: true}}}})
+			return err
+		},
+		"release a name": func() error { return h.ReleaseName(ctx, "x.test") },
+	} {
+		if err := call(); !reason.Is(err, reason.AccessDenied) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -24,7 +24,7 @@ func (h *Hub) ListPorts(ctx context.Context, size uint32, page string) ([]*hubv1
 		for _, r := range rs {
 			out = append(out, portOf(r))
 		}
-		toks, err := tx.Tokens(agentKinds, "", "", 0)
+		toks, err := tx.LiveTokensOf(agentKinds, "", "", 0)
 		if err != nil {
 			return err
 		}

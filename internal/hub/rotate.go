@@ -21,6 +21,9 @@ const (
 
 // RotateAgent makes a new token for an enrolled agent; the old one works on for the overlap.
 func (h *Hub) RotateAgent(ctx context.Context, r *hubv1.RotateAgentRequest) (*hubv1.Agent, string, time.Time, error) {
+	if err := ActorFrom(ctx).MayWrite("id", ""); err != nil {
+		return nil, "", time.Time{}, err
+	}
 	first, token, ends, err := h.rotate(ctx, identity.KindAgent, "enrolled agent", r.GetId(), r.GetOverlap())
 	if err != nil {
 		return nil, "", ends, err
@@ -57,6 +60,9 @@ func (h *Hub) rotate(ctx context.Context, kind identity.TokenKind, what, idOrNam
 			return notFound(what, idOrName, "list them; one that was revoked cannot be rotated")
 		}
 		if err != nil {
+			return err
+		}
+		if err := mayGrant(ctx, "id: grant.", grantOf(first)); err != nil {
 			return err
 		}
 		ends = tx.Now.Add(d)
@@ -122,7 +128,13 @@ func (h *Hub) UpdateInvite(ctx context.Context, r *hubv1.UpdateInviteRequest) (*
 		if err != nil {
 			return err
 		}
+		if err := mayGrant(ctx, "id: grant.", grantOf(first)); err != nil {
+			return err
+		}
 		if err := h.changeInvite(tx, first, r.GetInvite(), mask); err != nil {
+			return err
+		}
+		if err := mayGrant(ctx, "grant.", grantOf(first)); err != nil {
 			return err
 		}
 		group, err := tx.TokenGroup(first.ID)
@@ -217,6 +229,9 @@ func (h *Hub) ListTenants(ctx context.Context, size uint32, page string) ([]*hub
 
 // ReleaseName gives up a name that a tenant keeps after its tunnel was deleted.
 func (h *Hub) ReleaseName(ctx context.Context, name string) error {
+	if err := ActorFrom(ctx).MayWrite("name", name); err != nil {
+		return err
+	}
 	return h.write(ctx, func(tx *store.Tx) error {
 		ok, err := tx.Release(name)
 		if err != nil {

@@ -12,13 +12,7 @@ import (
 type people struct {
 	hub *hub.Hub
 
-	hubv1connect.UnimplementedInviteServiceHandler
-	hubv1connect.UnimplementedTunnelServiceHandler
 	hubv1connect.UnimplementedAgentServiceHandler
-	hubv1connect.UnimplementedEdgeServiceHandler
-	hubv1connect.UnimplementedTenantServiceHandler
-	hubv1connect.UnimplementedAccessServiceHandler
-	hubv1connect.UnimplementedPolicyServiceHandler
 	hubv1connect.UnimplementedUserServiceHandler
 	hubv1connect.UnimplementedSessionServiceHandler
 	hubv1connect.UnimplementedKeyServiceHandler
