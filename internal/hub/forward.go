@@ -207,8 +207,18 @@ func forwarderResource(f *store.Forwarder) *hubv1.Resource {
 	return &hubv1.Resource{Item: &hubv1.Resource_Forwarder{Forwarder: &hubv1.Forwarder{Id: f.ID, Agent: f.TokenID, Caller: f.Caller}}}
 }
 
-// credentialLives tells whether a credential of callerOf still counts.
-func (h *Hub) credentialLives(_ *store.Tx, caller string) (bool, error) {
-	kind, _, _ := strings.Cut(caller, "/")
-	return kind == "local", nil
+// credentialLives tells whether a credential of callerOf still counts, and may forward.
+func (h *Hub) credentialLives(tx *store.Tx, caller string) (bool, error) {
+	kind, id, _ := strings.Cut(caller, "/")
+	var u *store.User
+	var err error
+	switch kind {
+	case "local":
+		return true, nil
+	case "key":
+		u, err = tx.KeyUser(id)
+	case "signin":
+		u, err = tx.SignInUser(id)
+	}
+	return err == nil && u != nil && !u.Disabled && RoleIncludes(u.Role, RoleAdmin), err
 }

@@ -122,6 +122,40 @@ func (t *Tx) DeleteForwarder(id string) error {
 	return err
 }
 
+// KeyUser is the user of an API key that is there and has not expired; nil = there is none.
+func (t *Tx) KeyUser(id string) (*User, error) {
+	k, err := one[APIKey](t, "id = ?", id)
+	if err != nil || k.ExpiresAt != 0 && k.ExpiresAt <= t.Now.UnixMilli() {
+		return nil, absent(err)
+	}
+	return t.userOrNil(k.UserID)
+}
+
+// SignInUser is the user of a sign-in that is there and has not expired; nil = there is none.
+func (t *Tx) SignInUser(id string) (*User, error) {
+	s, err := one[SignIn](t, "id = ?", id)
+	if err != nil || s.ExpiresAt <= t.Now.UnixMilli() {
+		return nil, absent(err)
+	}
+	return t.userOrNil(s.UserID)
+}
+
+func (t *Tx) userOrNil(id string) (*User, error) {
+	u, err := one[User](t, "id = ?", id)
+	if err != nil {
+		return nil, absent(err)
+	}
+	return u, nil
+}
+
+// absent makes a row that is not there no error.
+func absent(err error) error {
+	if errors.Is(wrap(err), ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
 // DiscoveredService is something that an agent found.
 type DiscoveredService struct {
 	bun.BaseModel `bun:"table:discovered"`
