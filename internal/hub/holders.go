@@ -82,20 +82,49 @@ func (h *Hub) asNoted(edge string, seen map[string][]*hubv1.SessionReport) bool 
 	return true
 }
 
+// ledger is what the store has of holders, read once for all agents of a report.
+type ledger struct {
+	holders map[string]*store.Holder
+	// edges are those at which the holder has a session, by agent.
+	edges map[string]map[string]bool
+}
+
+func readLedger(tx *store.Tx) (*ledger, error) {
+	l := &ledger{holders: map[string]*store.Holder{}, edges: map[string]map[string]bool{}}
+	holders, err := tx.Holders()
+	if err != nil {
+		return nil, err
+	}
+	for _, x := range holders {
+		l.holders[x.Agent] = x
+	}
+	rows, err := tx.HolderEdges()
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range rows {
+		if l.edges[r.Agent] == nil {
+			l.edges[r.Agent] = map[string]bool{}
+		}
+		l.edges[r.Agent][r.Edge] = true
+	}
+	return l, nil
+}
+
 func (h *Hub) reconcileHolders(tx *store.Tx, edge string, seen map[string][]*hubv1.SessionReport, back bool) error {
-	rows, err := tx.HolderEdges("", edge)
+	l, err := readLedger(tx)
 	if err != nil {
 		return err
 	}
-	agents := map[string]bool{}
-	for _, r := range rows {
-		agents[r.Agent] = true
+	for agent, at := range l.edges {
+		if at[edge] && seen[agent] == nil {
+			if err := h.reconcileHolder(tx, l, agent, edge, nil, back); err != nil {
+				return err
+			}
+		}
 	}
-	for agent := range seen {
-		agents[agent] = true
-	}
-	for agent := range agents {
-		if err := h.reconcileHolder(tx, agent, edge, seen[agent], back); err != nil {
+	for agent, sessions := range seen {
+		if err := h.reconcileHolder(tx, l, agent, edge, sessions, back); err != nil {
 			return err
 		}
 	}
@@ -103,25 +132,29 @@ func (h *Hub) reconcileHolders(tx *store.Tx, edge string, seen map[string][]*hub
 }
 
 // reconcileHolder brings who holds an enrolment in line with the sessions of its agent at one edge.
-func (h *Hub) reconcileHolder(tx *store.Tx, agent, edge string, sessions []*hubv1.SessionReport, back bool) error {
-	x, err := tx.Holder(agent)
-	if errors.Is(err, store.ErrNotFound) {
-		x, err = &store.Holder{Agent: agent}, nil
-	}
-	if err != nil {
-		return err
+func (h *Hub) reconcileHolder(tx *store.Tx, l *ledger, agent, edge string, sessions []*hubv1.SessionReport, back bool) error {
+	x := l.holders[agent]
+	if x == nil {
+		x = &store.Holder{Agent: agent}
 	}
 	before := *x
-	draining := slices.ContainsFunc(sessions, func(s *hubv1.SessionReport) bool { return s.GetDraining() && s.GetReplicaId() == x.Replica })
-	here := slices.ContainsFunc(sessions, func(s *hubv1.SessionReport) bool { return s.GetReplicaId() == x.Replica })
-	// The edge has another one: then it knows that the holder went from there.
-	back = back && !slices.ContainsFunc(sessions, func(s *hubv1.SessionReport) bool { return s.GetReplicaId() != x.Replica && !s.GetDraining() })
+	is := func(replica string, drains bool) bool {
+		return slices.ContainsFunc(sessions, func(s *hubv1.SessionReport) bool {
+			return (s.GetReplicaId() == x.Replica) == (replica == x.Replica) && s.GetDraining() == drains
+		})
+	}
+	const another = "another"
+	here := is(x.Replica, false)
+	var err error
 	switch {
-	case draining:
+	case x.Replica == "":
+	case is(x.Replica, true) && !here:
 		// It gives the enrolment up, at every edge.
-		err = h.dropHolder(tx, x)
-	case x.Replica != "" && !here && !back:
-		err = h.leftEdge(tx, x, edge)
+		err = h.dropHolder(tx, l, x)
+	case !here && (!back || is(another, false)):
+		// Soon after a start the holder may be on its way back, unless the edge has another one: then
+		// it knows that the holder went from there.
+		err = h.leftEdge(tx, l, x, edge)
 	}
 	if err != nil {
 		return err
@@ -137,61 +170,51 @@ func (h *Hub) reconcileHolder(tx *store.Tx, agent, edge string, sessions []*hubv
 			x.Term++
 		}
 	}
-	if *x == before {
-		if here {
-			return tx.AddHolderEdge(agent, edge)
+	if *x != before {
+		if err := tx.SetHolder(x); err != nil {
+			return err
 		}
-		return nil
-	}
-	if err := tx.SetHolder(x); err != nil {
-		return err
-	}
-	if x.Replica != "" && slices.ContainsFunc(sessions, func(s *hubv1.SessionReport) bool { return s.GetReplicaId() == x.Replica }) {
-		if err := tx.AddHolderEdge(agent, edge); err != nil {
+		if err := h.holderChanged(tx, agent); err != nil {
 			return err
 		}
 	}
-	return h.holderChanged(tx, agent)
+	if x.Replica != "" && is(x.Replica, false) && !l.edges[agent][edge] {
+		return tx.AddHolderEdge(agent, edge)
+	}
+	return nil
 }
 
 // dropHolder notes that nobody holds the enrolment.
-func (h *Hub) dropHolder(tx *store.Tx, x *store.Holder) error {
-	edges, err := tx.HolderEdges(x.Agent, "")
-	if err != nil {
-		return err
-	}
-	for _, e := range edges {
-		if err := tx.DropHolderEdge(x.Agent, e.Edge); err != nil {
+func (h *Hub) dropHolder(tx *store.Tx, l *ledger, x *store.Holder) error {
+	for edge := range l.edges[x.Agent] {
+		if err := tx.DropHolderEdge(x.Agent, edge); err != nil {
 			return err
 		}
 	}
+	delete(l.edges, x.Agent)
 	x.Replica, x.HostName, x.Since, x.Term = "", "", 0, x.Term+1
 	return nil
 }
 
 // leftEdge notes that the holder has no session at an edge any more. At no edge that is heard: then
 // it is gone.
-func (h *Hub) leftEdge(tx *store.Tx, x *store.Holder, edge string) error {
-	if err := tx.DropHolderEdge(x.Agent, edge); err != nil {
-		return err
+func (h *Hub) leftEdge(tx *store.Tx, l *ledger, x *store.Holder, edge string) error {
+	if l.edges[x.Agent][edge] {
+		delete(l.edges[x.Agent], edge)
+		if err := tx.DropHolderEdge(x.Agent, edge); err != nil {
+			return err
+		}
 	}
-	left, err := tx.HolderEdges(x.Agent, "")
-	if err != nil {
-		return err
-	}
-	for _, e := range left {
-		row, err := tx.Edge(e.Edge)
+	for other := range l.edges[x.Agent] {
+		row, err := tx.Edge(other)
 		if err != nil && !errors.Is(err, store.ErrNotFound) {
 			return err
 		}
 		if err == nil && tx.Now.UnixMilli()-row.LastSeen < lostEdge.Milliseconds() {
 			return nil
 		}
-		if err := tx.DropHolderEdge(x.Agent, e.Edge); err != nil {
-			return err
-		}
 	}
-	return h.dropHolder(tx, x)
+	return h.dropHolder(tx, l, x)
 }
 
 // holderChanged tells the edges, under every token of the agent.

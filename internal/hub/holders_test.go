@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -232,4 +233,30 @@ func TestEdgeAdmin(t *testing.T) {
 		h.report()
 		wantProblem(t, h.RemoveEdge(t.Context(), h.edge.ID()), "invalid", "id")
 	})
+}
+
+// TestManyHolders has a thousand enrolled agents at one edge: what a report costs the hub.
+func TestManyHolders(t *testing.T) {
+	h := newTestHub(t)
+	e := h.joinEdge("e")
+	const n = 1000
+	var sessions []*hubv1.SessionReport
+	for i := range n {
+		sessions = append(sessions, h.process(h.enrol(fmt.Sprint("agent-", i)), fmt.Sprint(i)))
+	}
+	took := func(what string, limit time.Duration) {
+		t.Helper()
+		start := time.Now()
+		e.ok(sessions...)
+		d := time.Since(start)
+		t.Logf("%s: %v", what, d.Round(time.Millisecond))
+		if d > limit {
+			t.Errorf("%s took %v, want %v at most", what, d, limit)
+		}
+	}
+	took("all of them new", 10*time.Second)
+	took("nothing new", 100*time.Millisecond)
+	e.started = h.clock.now()
+	took("right after the edge's start", time.Second)
+	h.wantHolder(t, &hubv1.Agent{TokenId: sessions[n-1].GetTokenId()}, fmt.Sprint(n-1))
 }

@@ -168,17 +168,10 @@ type HolderEdge struct {
 	Edge  string `bun:",pk"`
 }
 
-// HolderEdges returns those of an agent, of an edge (agent empty), or all (both empty).
-func (t *Tx) HolderEdges(agent, edge string) ([]HolderEdge, error) {
+// HolderEdges returns all.
+func (t *Tx) HolderEdges() ([]HolderEdge, error) {
 	var out []HolderEdge
-	q := t.tx.NewSelect().Model(&out).Order("agent", "edge")
-	if agent != "" {
-		q = q.Where("agent = ?", agent)
-	}
-	if edge != "" {
-		q = q.Where("edge = ?", edge)
-	}
-	return out, q.Scan(t.ctx)
+	return out, t.tx.NewSelect().Model(&out).Order("agent", "edge").Scan(t.ctx)
 }
 
 // AddHolderEdge notes that the holder has a session at an edge.
