@@ -24,6 +24,9 @@ var metadata = map[netip.Addr]bool{
 
 var (
 	nat64     = netip.MustParsePrefix("64:ff9b::/96")
+	nat64own  = netip.MustParsePrefix("64:ff9b:1::/48") // of a network's own making, RFC 8215
+	siit      = netip.MustParsePrefix("::ffff:0:0:0/96")
+	teredo    = netip.MustParsePrefix("2001::/32")
 	sixToFour = netip.MustParsePrefix("2002::/16")
 	compat    = netip.MustParsePrefix("::/96")
 	thisNet   = netip.MustParsePrefix("0.0.0.0/8")
@@ -165,8 +168,10 @@ func embedded(a netip.Addr) []netip.Addr {
 	}
 	b := a.As16()
 	switch {
-	case nat64.Contains(a), compat.Contains(a) && !a.IsLoopback() && !a.IsUnspecified():
+	case nat64.Contains(a), nat64own.Contains(a), siit.Contains(a), compat.Contains(a) && !a.IsLoopback() && !a.IsUnspecified():
 		return []netip.Addr{a, netip.AddrFrom4([4]byte(b[12:16]))}
+	case teredo.Contains(a):
+		return []netip.Addr{a, netip.AddrFrom4([4]byte{^b[12], ^b[13], ^b[14], ^b[15]})}
 	case sixToFour.Contains(a):
 		return []netip.Addr{a, netip.AddrFrom4([4]byte(b[2:6]))}
 	}
