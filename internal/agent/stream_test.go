@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -23,7 +24,9 @@ func TestOriginHealth(t *testing.T) {
 	addr := refusedPort(t)
 	a := runAgent(t, Config{Token: token, Services: tcpServices(tcpEntry("late", addr, 2222))})
 	r := edge.Replica(t)
-	eventually(t, "linked to the hub", func() bool { return a.Status().Hub.Connected })
+	if first := receive(t, hub.reports, "no first report"); first.GetTunnels()[0].GetState() != "ok" || !slices.Contains(first.GetCapabilities(), "preflight") {
+		t.Errorf("reported first %v", first)
+	}
 	out := visit(t, r, 2222)
 	if _, err := out.Answer(t.Context()); !reason.Is(err, reason.OriginRefused) {
 		t.Fatalf("got %v", err)
