@@ -35,6 +35,8 @@ type feed struct {
 	revision uint64
 	// moved is closed when the revision grows.
 	moved chan struct{}
+	// listed are the tunnels in the order of lists; nil after one has changed.
+	listed []placed
 
 	refreshing sync.Mutex
 }
@@ -75,6 +77,7 @@ func (h *Hub) load(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.items, f.log, f.floor, f.revision = items, log, uint64(floor), uint64(last)
+	f.listed = nil
 	return nil
 }
 
@@ -231,6 +234,9 @@ func (f *feed) apply(changes []store.Change, now map[string]*hubv1.Resource) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for item, r := range now {
+		if strings.HasPrefix(item, "tunnel/") {
+			f.listed = nil
+		}
 		if r == nil {
 			delete(f.items, item)
 		} else {
@@ -271,6 +277,35 @@ func (f *feed) tunnels() []*hubv1.Tunnel {
 	var out []*hubv1.Tunnel
 	f.each("tunnel", func(r *hubv1.Resource) { out = append(out, r.GetTunnel()) })
 	return out
+}
+
+// placed is a tunnel with what it is sorted and found by.
+type placed struct {
+	t        *hubv1.Tunnel
+	at, text string
+}
+
+// list returns the tunnels in the order of their places. It is not to be changed.
+func (f *feed) list() []placed {
+	f.mu.RLock()
+	listed := f.listed
+	f.mu.RUnlock()
+	if listed != nil {
+		return listed
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.listed == nil {
+		f.listed = []placed{}
+		for k, r := range f.items {
+			if t := r.GetTunnel(); t != nil && strings.HasPrefix(k, "tunnel/") {
+				at := place(t)
+				f.listed = append(f.listed, placed{t, at, at + "\n" + strings.ToLower(t.GetName()) + "\n" + strings.ToLower(t.GetTenant())})
+			}
+		}
+		sort.Slice(f.listed, func(i, j int) bool { return f.listed[i].at < f.listed[j].at })
+	}
+	return f.listed
 }
 
 func (f *feed) edges() []*hubv1.Edge {

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/url"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 
@@ -185,19 +184,16 @@ func place(t *hubv1.Tunnel) string {
 
 // ListTunnels returns one page of tunnels whose address, name or tenant contains filter.
 func (h *Hub) ListTunnels(ctx context.Context, size uint32, page, filter string) ([]*hubv1.TunnelStatus, string, error) {
-	type placed struct {
-		t  *hubv1.Tunnel
-		at string
-	}
-	filter = strings.ToLower(filter)
-	var all []placed
-	for _, t := range h.feed.tunnels() {
-		at := place(t)
-		if filter == "" || strings.Contains(at, filter) || strings.Contains(strings.ToLower(t.GetName()), filter) || strings.Contains(strings.ToLower(t.GetTenant()), filter) {
-			all = append(all, placed{t, at})
+	all := h.feed.list()
+	if filter = strings.ToLower(filter); filter != "" {
+		var found []placed
+		for _, p := range all {
+			if strings.Contains(p.text, filter) {
+				found = append(found, p)
+			}
 		}
+		all = found
 	}
-	sort.Slice(all, func(i, j int) bool { return all[i].at < all[j].at })
 	all, next, err := cut(all, func(p placed) string { return p.at }, size, page)
 	if err != nil {
 		return nil, "", err
