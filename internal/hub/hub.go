@@ -51,6 +51,8 @@ type Config struct {
 	// HTTPPort is the port of the plain HTTP listener, where any host may be served in clear text
 	// instead of being redirected; 0 = there is none.
 	HTTPPort uint16
+	// OIDC is a sign-in provider that the server's flags set; the zero value is none.
+	OIDC OIDCSettings
 	// MaxStoreConns caps connections to the store; 0 = 4.
 	MaxStoreConns int
 	// Version of the software, for status.
@@ -120,11 +122,12 @@ type Hub struct {
 	reap     *reaper
 	peers    *peers
 	// happened is raised when an event is stored.
-	happened   *signal
-	conditions *conditions
-	traffic    *traffic
-	hashing    *hashing
-	asks       *asks
+	happened    *signal
+	conditions  *conditions
+	traffic     *traffic
+	hashing     *hashing
+	discoveries discoveries
+	asks        *asks
 
 	stopping chan struct{}
 	stop     func()

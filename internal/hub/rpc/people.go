@@ -16,7 +16,6 @@ type people struct {
 	hubv1connect.UnimplementedUserServiceHandler
 	hubv1connect.UnimplementedSessionServiceHandler
 	hubv1connect.UnimplementedKeyServiceHandler
-	hubv1connect.UnimplementedProviderServiceHandler
 	hubv1connect.UnimplementedDeviceServiceHandler
 	hubv1connect.UnimplementedAuditServiceHandler
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"database/sql"
 	"errors"
+	"strings"
 
 	"github.com/uptrace/bun"
 )
@@ -13,7 +14,7 @@ var accountTables = []string{
 		email TEXT NOT NULL, email_verified BOOLEAN NOT NULL, role TEXT NOT NULL, disabled BOOLEAN NOT NULL, password TEXT NOT NULL,
 		pending BOOLEAN NOT NULL, created_at BIGINT NOT NULL, last_sign_in_at BIGINT NOT NULL)`,
 	`CREATE TABLE identities (issuer TEXT NOT NULL, subject TEXT NOT NULL, provider TEXT NOT NULL, email TEXT NOT NULL,
-		user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE, PRIMARY KEY (issuer, subject))`,
+		mapped BOOLEAN NOT NULL, user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE, PRIMARY KEY (issuer, subject))`,
 	`CREATE INDEX identities_user ON identities (user_id)`,
 	`CREATE TABLE links (hash BYTES PRIMARY KEY, purpose TEXT NOT NULL, user_id TEXT NOT NULL, created_by TEXT NOT NULL, expires_at BIGINT NOT NULL)`,
 	`CREATE TABLE api_keys (id TEXT PRIMARY KEY, name TEXT NOT NULL, user_id TEXT NOT NULL REFERENCES users (id) ON DELETE CASCADE,
@@ -62,7 +63,9 @@ type Identity struct {
 	Subject  string `bun:",pk"`
 	Provider string
 	Email    string
-	UserID   string
+	// Mapped: a group of the provider made the user an admin, and leaving it takes that back.
+	Mapped bool
+	UserID string
 }
 
 // Link is a one-time link; only the SHA-256 of its secret is stored. Purpose is setup, invite,
@@ -229,6 +232,19 @@ func (t *Tx) DeleteUser(id string) error {
 
 // AddIdentity links an account to a user; one that is linked already is a Duplicate.
 func (t *Tx) AddIdentity(i *Identity) error { return insert(t, i) }
+
+// SetIdentity stores an account that is linked already.
+func (t *Tx) SetIdentity(i *Identity) error { return update(t, i) }
+
+// Identity returns an account by issuer and subject.
+func (t *Tx) Identity(issuer, subject string) (*Identity, error) {
+	return one[Identity](t, "issuer = ? AND subject = ?", issuer, subject)
+}
+
+// PendingByEmail returns who was invited with an e-mail address, in either case, and has not come.
+func (t *Tx) PendingByEmail(email string) (*User, error) {
+	return one[User](t, "pending AND NOT disabled AND lower(email) = ?", strings.ToLower(email))
+}
 
 // Identities returns the accounts of a user.
 func (t *Tx) Identities(userID string) ([]*Identity, error) {
