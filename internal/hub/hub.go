@@ -294,6 +294,9 @@ func (h *Hub) Close() error {
 	return h.store.Close()
 }
 
+// Ready tells why the store cannot be used; nil if it can.
+func (h *Hub) Ready(ctx context.Context) error { return h.store.Ping(ctx) }
+
 // Stopping is closed when watches are to end.
 func (h *Hub) Stopping() <-chan struct{} { return h.stopping }
 

@@ -34,7 +34,11 @@ var sealedColumns = []struct {
 	{"certificates", "name", "sealed_key", certPurpose},
 	{"tunnels", "id", "sealed", func(id string) string { return "tunnel/" + id }},
 	{"notice_targets", "name", "secrets", noticePurpose},
+	{"providers", "name", "secret", secretPurpose},
 }
+
+// sealedForMinutes are tables whose sealed rows a rotation drops: sign-ins in progress begin again.
+var sealedForMinutes = []string{"oidc_flows"}
 
 // loadSecrets reads the secret key file and finds the key that the store's secrets are sealed with.
 func (h *Hub) loadSecrets(ctx context.Context, path string) error {
@@ -166,6 +170,11 @@ func reseal(ctx context.Context, st *store.Store, keys [][]byte, next []byte) er
 				return seal.Seal(c.purpose(key), plain)
 			})
 			if err != nil {
+				return err
+			}
+		}
+		for _, table := range sealedForMinutes {
+			if err := tx.Clear(table); err != nil {
 				return err
 			}
 		}

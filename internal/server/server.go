@@ -207,6 +207,8 @@ func (s *Server) startHub(ctx context.Context) (http.Handler, error) {
 	s.state.HubURL = s.hubURL()
 	h, err := hub.New(ctx, hub.Config{DataDir: c.DataDir, DatabaseURL: c.DatabaseURL, SecretKeyFile: c.SecretKeyFile,
 		Domain: c.Domain, HubHost: c.HubHost, URL: s.state.HubURL, TCPPorts: ports(c.TCPPorts), UDPPorts: ports(c.UDPPorts),
+		OIDC: hub.OIDCSettings{Issuer: c.OIDCIssuer, ClientID: c.OIDCClientID, ClientSecret: c.OIDCClientSecret,
+			GroupsClaim: c.OIDCGroupsClaim, AdminGroup: c.OIDCAdminGroup},
 		OwnPorts: s.ownPorts(), HTTPPort: s.front.HTTPAddr().Port(), Version: telemetry.Version(), Log: s.log, Registry: s.reg})
 	if err != nil {
 		return nil, err
@@ -369,10 +371,19 @@ func (s *Server) run(ctx context.Context, roles front.Roles) {
 	}
 }
 
+// storeTimeout is how long the store may take to answer before the hub says that it does not.
+const storeTimeout = 2 * time.Second
+
 func (s *Server) readiness() readiness {
 	r := readiness{Ready: true, Draining: s.draining.Load()}
 	if s.hub != nil {
 		r.Hub = "serving"
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+		defer cancel()
+		if err := s.hub.Ready(ctx); err != nil {
+			// Visitors of an edge need no store: only a hub without one is out of service.
+			r.Hub, r.Ready = "the store does not answer", s.edge != nil
+		}
 	}
 	if s.edge != nil {
 		r.Edge = "connected"

@@ -243,6 +243,12 @@ func (t *Tx) Replace(table, key, column string, f func(key string, value []byte)
 	return nil
 }
 
+// Clear deletes all rows of a table; its name comes from the code.
+func (t *Tx) Clear(table string) error {
+	_, err := t.tx.NewRaw("DELETE FROM ?", bun.Ident(table)).Exec(t.ctx)
+	return err
+}
+
 // ErrNotFound is returned for a row that is not there.
 var ErrNotFound = errors.New("not found")
 
