@@ -4,10 +4,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"os/user"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -28,9 +32,32 @@ func TestForward(t *testing.T) {
 	web := serveHTTP(t, named("behind"), false)
 	echo := strings.TrimPrefix(tcpEcho(t), "tcp://")
 	other := strings.TrimPrefix(tcpEcho(t), "tcp://")
+	ssh := stack.FreePort(t)
 	a := stack.StartAgent(t, inv.File, stack.AgentConfig{
 		Services: []stack.Service{stack.HTTP("app.localhost", "http://"+web)},
-		Args:     []string{"--allow-forward", web + "," + echo + ",169.254.0.0/16,localhost"},
+		Args:     []string{"--allow-forward", web + "," + echo + ",169.254.0.0/16,localhost," + loopback(ssh)},
+	})
+	t.Run("SSH and scp", func(t *testing.T) {
+		progs := need.Program(t, "ssh", "scp")
+		me, err := user.Current()
+		if err != nil {
+			t.Fatal(err)
+		}
+		flags := sshd(t, ssh)
+		_, at := startForward(t, s, "home", loopback(ssh))
+		_, port, _ := net.SplitHostPort(at)
+		if out := run(t, nil, progs[0], append(flags, "-p", port, me.Username+"@127.0.0.1", "echo through")...); out != "through\n" {
+			t.Errorf("ssh printed %q", out)
+		}
+		dir := t.TempDir()
+		from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
+		if err := os.WriteFile(from, randomBytes(t, 20<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		run(t, nil, progs[1], append(append([]string{"-q", "-P", port}, flags...), from, me.Username+"@127.0.0.1:"+to)...)
+		if fileSum(t, from) != fileSum(t, to) {
+			t.Error("what scp carried differs")
+		}
 	})
 	t.Run("HTTP", func(t *testing.T) {
 		_, at := startForward(t, s, "home", web)

@@ -2,11 +2,13 @@ package e2e
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -63,6 +65,33 @@ func TestPreflight(t *testing.T) {
 		for _, origin := range []string{"http://169.254.169.254", "http://10.1.2.3:80", "http://[::ffff:10.1.2.3]:80"} {
 			if got := ids(check(origin, "-o", "json")); got != "true origin_denied" {
 				t.Errorf("%s: %s", origin, got)
+			}
+		}
+	})
+	t.Run("nginx", func(t *testing.T) {
+		need.Program(t, "nginx")
+		cert, key := selfSigned(t, "nginx.internal")
+		ports := stack.FreePorts(t, 3)
+		nginx(t, fmt.Sprintf(`
+  server { listen 127.0.0.1:%[1]d ssl; server_name nginx.internal; ssl_certificate %[4]s; ssl_certificate_key %[5]s; location / { return 200 "hello"; } }
+  server { listen 127.0.0.1:%[2]d default_server; return 444; }
+  server { listen 127.0.0.1:%[2]d; server_name 127.0.0.1; location / { return 200 "hello"; } }
+  server { listen 127.0.0.1:%[3]d; location / { return 301 https://$host$request_uri; } }`, ports, ports+1, ports+2, cert, key))
+		stack.Eventually(t, 10*time.Second, func() error {
+			c, err := net.Dial("tcp", loopback(ports+2))
+			if err == nil {
+				_ = c.Close()
+			}
+			return err
+		})
+		for _, c := range []struct{ origin, want string }{
+			{"http://" + loopback(ports), "true origin_wants_https origin_certificate_not_trusted"},
+			{"https://" + loopback(ports), "true origin_certificate_not_trusted"},
+			{"http://" + loopback(ports+1), "true origin_rejects_tunnel_host"},
+			{"http://" + loopback(ports+2), "true origin_redirects_to_https"},
+		} {
+			if got := ids(check(c.origin, "-o", "json")); got != c.want {
+				t.Errorf("%s: %s, want %s", c.origin, got, c.want)
 			}
 		}
 	})

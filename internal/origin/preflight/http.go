@@ -136,12 +136,17 @@ func (r *run) http(ctx context.Context, spec *origin.Spec) {
 		first = own
 	}
 	a := r.get(ctx, spec, first, "/", nil)
-	if a.err != nil || a.status == http.StatusBadRequest {
+	var b *reply
+	if a.err != nil && a.refusal == nil && first != own {
+		// Some drop the connection of whoever names a host that they do not know.
+		b = r.get(ctx, spec, own, "/", nil)
+	}
+	if (b == nil || b.err != nil) && (a.err != nil || a.status == http.StatusBadRequest) {
 		switch next := r.otherProtocol(ctx, spec, a); {
 		case next == nil:
 			return
 		case next != spec:
-			spec = next
+			spec, b = next, nil
 			a = r.get(ctx, spec, first, "/", nil)
 		}
 	}
@@ -152,6 +157,8 @@ func (r *run) http(ctx context.Context, spec *origin.Spec) {
 	switch {
 	case visitor == "":
 		replies = map[string]*reply{"origin": a}
+	case b != nil:
+		replies["origin"] = b
 	case own != visitor:
 		replies["origin"] = r.get(ctx, spec, own, "/", nil)
 	}
