@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/adit-dev/adit/test/postgres"
 	"github.com/adit-dev/adit/test/stack"
@@ -134,4 +137,65 @@ func TestHubs(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// TestStoreAway: a hub whose database refuses it says so in /readyz, and serves again when it is back;
+// an edge beside it carries visitors all the time.
+func TestStoreAway(t *testing.T) {
+	database, secret := postgres.URL(t), filepath.Join(t.TempDir(), "secret.key")
+	writeFile(t, secret, base64.StdEncoding.EncodeToString(randomBytes(t, 32)))
+	only := startHub(t, database, secret, "--roles", "hub")
+	both := startHub(t, database, secret)
+	u, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.TrimPrefix(u.Path, "/")
+	u.Path = "/postgres"
+	admin, err := pgx.Connect(t.Context(), u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = admin.Close(t.Context()) }()
+	allow := func(on bool) {
+		t.Helper()
+		for _, q := range []string{
+			fmt.Sprintf("ALTER DATABASE %s WITH ALLOW_CONNECTIONS %v", name, on),
+			fmt.Sprintf("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '%s'", name),
+		} {
+			if _, err := admin.Exec(t.Context(), q); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	readyz := func(s *stack.Server) string {
+		r, err := http.Get("http://" + s.Admin + "/readyz")
+		if err != nil {
+			return err.Error()
+		}
+		defer r.Body.Close()
+		body, _ := io.ReadAll(r.Body)
+		return r.Status + " " + string(body)
+	}
+	want := func(s *stack.Server, parts ...string) {
+		t.Helper()
+		stack.Eventually(t, 15*time.Second, func() error {
+			got := readyz(s)
+			for _, p := range parts {
+				if !strings.Contains(got, p) {
+					return fmt.Errorf("/readyz: %s", got)
+				}
+			}
+			return nil
+		})
+	}
+	allow(false)
+	want(only, "503", "the store does not answer")
+	want(both, "200", "the store does not answer")
+	allow(true)
+	want(only, "200", `"serving"`)
+	want(both, "200", `"serving"`)
+	if r := only.CLI("invite", "create", "--name", "again", "--hostname", "again."+stack.Domain); r.Code != 0 {
+		t.Error(r.Stderr)
+	}
 }
