@@ -155,3 +155,39 @@ func TestForward(t *testing.T) {
 		}
 	})
 }
+
+// TestForwardJoinedEdge: forwards go through an edge that hears of them from its hub, and go on
+// while the hub is away.
+func TestForwardJoinedEdge(t *testing.T) {
+	hub := stack.StartServer(t, stack.ServerConfig{Roles: "hub"})
+	hub.StartEdge(stack.ServerConfig{})
+	inv := hub.Invite("home", "--hostname", "app.localhost")
+	echo := strings.TrimPrefix(tcpEcho(t), "tcp://")
+	stack.StartAgent(t, inv.File, stack.AgentConfig{
+		Services: []stack.Service{stack.HTTP("app.localhost", "http://"+serveHTTP(t, named("home"), false))},
+		Args:     []string{"--allow-forward", echo},
+	})
+	_, at := startForward(t, hub, "home", echo)
+	c, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	if err := echoOn(c, "before\n"); err != nil {
+		t.Fatal(err)
+	}
+	hub.Kill()
+	if err := echoOn(c, "during\n"); err != nil {
+		t.Errorf("while the hub is away: %v", err)
+	}
+	again, err := net.Dial("tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = again.Close() }()
+	_ = again.SetDeadline(time.Now().Add(30 * time.Second))
+	if err := echoOn(again, "with the ticket at hand\n"); err != nil {
+		t.Errorf("another connection while the ticket is good: %v", err)
+	}
+}
