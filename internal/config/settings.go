@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -40,6 +41,11 @@ type Server struct {
 	Region                   string         `koanf:"region"`
 	MaxSnapshotAge           time.Duration  `koanf:"max-snapshot-age"`
 	SecretKeyFile            string         `koanf:"secret-key-file"`
+	OIDCIssuer               string         `koanf:"oidc-issuer"`
+	OIDCClientID             string         `koanf:"oidc-client-id"`
+	OIDCClientSecret         string         `koanf:"oidc-client-secret"`
+	OIDCGroupsClaim          string         `koanf:"oidc-groups-claim"`
+	OIDCAdminGroup           string         `koanf:"oidc-admin-group"`
 	DrainTimeout             time.Duration  `koanf:"drain-timeout"`
 	MaxConnections           int            `koanf:"max-connections"`
 	MaxConnectionsPerAddress int            `koanf:"max-connections-per-address"`
@@ -207,6 +213,7 @@ func (v *Values) Server() (*Server, error) {
 	if (s.ACMEEABKeyID == "") != (s.ACMEEABKey == "") {
 		add("acme-eab-kid", "and acme-eab-key belong together; give both or neither")
 	}
+	v.checkOIDC(s, add)
 	if s.DataDir == "" {
 		add("data-dir", "is empty; name a folder")
 	}
@@ -229,6 +236,28 @@ func (v *Values) checkJoin(s *Server, add func(field, format string, args ...any
 		add("join", "is required with --roles edge; create a token with `adit edge invite` on the hub and set ADIT_JOIN_FILE to a file that holds it")
 	case joined && len(s.Advertise) == 0:
 		add("advertise", "is required with --join: agents must be able to dial this very edge; use for example --advertise edge2.example.com:443")
+	}
+}
+
+func (v *Values) checkOIDC(s *Server, add func(field, format string, args ...any)) {
+	if s.OIDCIssuer == "" {
+		for field, value := range map[string]string{"oidc-client-id": s.OIDCClientID, "oidc-client-secret": s.OIDCClientSecret, "oidc-admin-group": s.OIDCAdminGroup} {
+			if value != "" {
+				add(field, "needs oidc-issuer; give --oidc-issuer https://…")
+			}
+		}
+		return
+	}
+	u, err := url.Parse(s.OIDCIssuer)
+	local := err == nil && (u.Hostname() == "localhost" || u.Hostname() == "127.0.0.1" || u.Hostname() == "::1")
+	if err != nil || u.Host == "" || u.Scheme != "https" && (u.Scheme != "http" || !local) {
+		add("oidc-issuer", "%q is not an issuer; write for example https://accounts.example.com", s.OIDCIssuer)
+	}
+	if s.OIDCClientID == "" {
+		add("oidc-client-id", "is required with oidc-issuer; register this hub at the provider")
+	}
+	if s.OIDCClientSecret == "" {
+		add("oidc-client-secret", "is required with oidc-issuer; put it into a file and name it with --oidc-client-secret-file")
 	}
 }
 

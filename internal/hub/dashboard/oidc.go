@@ -1,0 +1,63 @@
+package dashboard
+
+import (
+	"html/template"
+	"net/http"
+
+	"github.com/adit-dev/adit/internal/hub"
+)
+
+// flowCookie binds a sign-in at a provider to the browser that began it. It must come back with a
+// navigation from the provider, so it cannot be Strict.
+const flowCookie = "__Host-adit-flow"
+
+// oidcPages send people to a provider and take them back.
+type oidcPages struct {
+	hub *hub.Hub
+	// browser is who sends a request.
+	browser func(*http.Request) hub.Browser
+	// signedIn gives the browser the cookie of its new session.
+	signedIn func(w http.ResponseWriter, cookie string)
+	// fail shows why it did not work.
+	fail func(w http.ResponseWriter, r *http.Request, err error)
+}
+
+// start is the POST of a form: it goes to the provider. The form's link=1 links the account to who
+// is signed in.
+func (p *oidcPages) start(w http.ResponseWriter, r *http.Request) {
+	address, cookie, err := p.hub.StartOIDC(r.Context(), p.browser(r), r.PathValue("name"), r.PostFormValue("link") == "1")
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
+	http.SetCookie(w, &http.Cookie{Name: flowCookie, Value: cookie, Path: "/", MaxAge: 600, Secure: true, HttpOnly: true, SameSite: http.SameSiteLaxMode})
+	http.Redirect(w, r, address, http.StatusSeeOther)
+}
+
+// callback is where the provider sends the browser back to.
+func (p *oidcPages) callback(w http.ResponseWriter, r *http.Request) {
+	flow := ""
+	if c, err := r.Cookie(flowCookie); err == nil {
+		flow = c.Value
+	}
+	http.SetCookie(w, &http.Cookie{Name: flowCookie, Path: "/", MaxAge: -1, Secure: true, HttpOnly: true, SameSite: http.SameSiteLaxMode})
+	cookie, err := p.hub.FinishOIDC(r.Context(), p.browser(r), r.PathValue("name"), r.URL.Query(), flow)
+	if err != nil {
+		p.fail(w, r, err)
+		return
+	}
+	next := "/account"
+	if cookie != "" {
+		p.signedIn(w, cookie)
+		next = "/"
+	}
+	// A redirect would go on as the provider's navigation, without the Strict cookie of the
+	// session; one that begins at this page has it.
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_ = goOn.Execute(w, next)
+}
+
+var goOn = template.Must(template.New("").Parse(`<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={{.}}"><title>Signed in</title></head>
+<body><p>You are signed in. <a href="{{.}}">Go on</a></p></body></html>
+`))
