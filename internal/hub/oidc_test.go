@@ -384,7 +384,9 @@ func TestOIDCFaults(t *testing.T) {
 }
 
 func TestProviderBadInput(t *testing.T) {
-	h := newTestHub(t, realTime, func(c *Config) { c.OIDC = OIDCSettings{Issuer: "https://login.example.com", ClientID: "x", ClientSecret: "y"} })
+	h := newTestHub(t, realTime, func(c *Config) {
+		c.OIDC = OIDCSettings{Issuer: "https://login.example.com", ClientID: "x", ClientSecret: "y"}
+	})
 	p := newCrookedProvider(t)
 	for _, c := range []struct {
 		field string
