@@ -144,8 +144,8 @@ func (f *forwards) known(ctx context.Context, t *hubv1.ForwardTicket) bool {
 		f.mu.Lock()
 		changed := f.changed
 		f.mu.Unlock()
-		if f.edge.view.Load().mayForward(t) {
-			return true
+		if v := f.edge.view.Load(); v.forwarders[t.GetForwarder()] != nil {
+			return v.mayForward(t)
 		}
 		select {
 		case <-ctx.Done():
