@@ -68,7 +68,8 @@ type InternalConfig struct {
 	Log   *slog.Logger
 }
 
-// Internal is the internal CA: name-constrained, one key for ever. It is safe for concurrent use.
+// Internal is the internal CA: name-constrained, and under one key until that is rotated (RotateCA).
+// It is safe for concurrent use.
 type Internal struct {
 	cfg InternalConfig
 
@@ -76,6 +77,9 @@ type Internal struct {
 	key    *ecdsa.PrivateKey
 	ca     *x509.Certificate
 	leaves map[string]*leaf
+	// next takes over at a time, before has been replaced; nil = there is none.
+	next   *successor
+	before *x509.Certificate
 }
 
 type leaf struct {
@@ -102,18 +106,14 @@ func NewInternal(ctx context.Context, cfg InternalConfig) (*Internal, error) {
 	case err != nil:
 		return nil, fmt.Errorf("read the internal CA's key: %w", err)
 	}
-	if i.key, err = parseKey(keyPEM); err != nil {
-		return nil, fmt.Errorf("the internal CA's key: %w", err)
+	if err := i.load(ctx, keyPEM); err != nil {
+		return nil, err
+	}
+	if err := i.takeOver(ctx); err != nil {
+		return nil, err
 	}
 	var names []string
-	caPEM, err := cfg.Store.GetSecret(ctx, secretCACert)
-	if err != nil && !missing(err) {
-		return nil, fmt.Errorf("read the internal CA: %w", err)
-	}
-	if block, _ := pem.Decode(caPEM); block != nil {
-		if i.ca, err = x509.ParseCertificate(block.Bytes); err != nil {
-			return nil, fmt.Errorf("the internal CA's certificate: %w", err)
-		}
+	if i.ca != nil {
 		names = i.ca.PermittedDNSDomains
 	}
 	switch {
@@ -134,10 +134,13 @@ func (i *Internal) create(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := i.cfg.Store.PutSecret(ctx, secretCAKey, keyPEM); err != nil {
+	// Hubs that start together end up with one key.
+	if keyPEM, err = i.cfg.Store.MakeSecret(ctx, secretCAKey, keyPEM); err != nil {
 		return err
 	}
-	i.key = key
+	if i.key, err = parseKey(keyPEM); err != nil {
+		return err
+	}
 	return i.sign(ctx, append([]string{i.cfg.Domain}, permitted...))
 }
 
@@ -155,17 +158,29 @@ func (i *Internal) reissue(ctx context.Context, names []string, why string) erro
 }
 
 func (i *Internal) sign(ctx context.Context, names []string) error {
-	names = slices.Compact(slices.Sorted(slices.Values(slices.DeleteFunc(names, func(s string) bool { return s == "" }))))
-	spki, err := x509.MarshalPKIXPublicKey(i.key.Public())
+	ca, err := selfSign(i.key, names, i.cfg.Now())
 	if err != nil {
 		return err
+	}
+	i.ca = ca
+	if err := i.cfg.Store.PutSecret(ctx, secretCACert, i.pem()); err != nil {
+		return err
+	}
+	return i.writeFile()
+}
+
+// selfSign makes the certificate of a CA for names and all below them.
+func selfSign(key *ecdsa.PrivateKey, names []string, now time.Time) (*x509.Certificate, error) {
+	names = slices.Compact(slices.Sorted(slices.Values(slices.DeleteFunc(names, func(s string) bool { return s == "" }))))
+	spki, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return nil, err
 	}
 	id := sha256.Sum256(spki)
 	serial, err := newSerial()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	now := i.cfg.Now()
 	tmpl := &x509.Certificate{
 		SerialNumber: serial,
 		// The same for every issue of one key, so that leaves chain to any of them; different for
@@ -180,28 +195,23 @@ func (i *Internal) sign(ctx context.Context, names []string) error {
 			{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, {IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)},
 		},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, i.key.Public(), i.key)
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if i.ca, err = x509.ParseCertificate(der); err != nil {
-		return err
-	}
-	if err := i.cfg.Store.PutSecret(ctx, secretCACert, i.pem()); err != nil {
-		return err
-	}
-	return i.writeFile()
+	return x509.ParseCertificate(der)
 }
 
 func (i *Internal) writeFile() error {
 	if i.cfg.File == "" {
 		return nil
 	}
-	if old, err := os.ReadFile(i.cfg.File); err == nil && bytes.Equal(old, i.pem()) {
+	roots := i.roots()
+	if old, err := os.ReadFile(i.cfg.File); err == nil && bytes.Equal(old, roots) {
 		return nil
 	}
 	tmp := i.cfg.File + ".tmp"
-	if err := os.WriteFile(tmp, i.pem(), 0o644); err != nil { //nolint:gosec // a CA certificate is public
+	if err := os.WriteFile(tmp, roots, 0o644); err != nil { //nolint:gosec // a CA certificate is public
 		return fmt.Errorf("write the CA certificate: %w", err)
 	}
 	return os.Rename(tmp, i.cfg.File)
@@ -228,6 +238,17 @@ func (i *Internal) Certificate(ctx context.Context, name string) (*hubv1.Certifi
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	if err := i.takeOver(ctx); err != nil {
+		return nil, err
+	}
+	if !i.permits(pat.Name) {
+		// Another hub may have seen to it.
+		if keyPEM, err := i.cfg.Store.GetSecret(ctx, secretCAKey); err == nil {
+			if err := i.load(ctx, keyPEM); err != nil {
+				return nil, err
+			}
+		}
+	}
 	if !i.permits(pat.Name) {
 		if err := i.reissue(ctx, append(i.ca.PermittedDNSDomains, pat.Name), "the name "+pat.Name+" is served now"); err != nil {
 			return nil, err

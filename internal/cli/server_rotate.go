@@ -83,3 +83,29 @@ one; make new tokens meanwhile ("adit invite rotate", "adit agents rotate").`,
 	c.Flags().DurationVar(&overlap, "overlap", defaultOverlap, "how long tokens that pin the old key go on to work")
 	return c
 }
+
+func (a *app) rotateCACommand() *cobra.Command {
+	var overlap time.Duration
+	c := a.withStore(&cobra.Command{
+		Use: "rotate-ca", Short: "Replace the internal CA by a new one", Args: noArgs,
+		Long: `Make a new internal CA, which takes over after the overlap. From the next start of the
+server on <data-dir>/ca.crt holds both: have clients import it before. The old CA stays in
+it until its last certificate has ended.`,
+		Example: "  adit server rotate-ca --overlap 720h",
+	}, func(cmd *cobra.Command, s *config.Store, _ []string) error {
+		if overlap < 0 || overlap > 366*24*time.Hour {
+			return usageErrorf("--overlap: %s is not possible; use 0 to 8784h", overlap)
+		}
+		from := time.Now().Add(overlap)
+		pem, err := server.RotateCA(cmd.Context(), s, from)
+		if err != nil || a.quiet {
+			return err
+		}
+		return a.print(map[string]string{"certificate": string(pem), "takes_over": from.UTC().Format(time.RFC3339)}, func() error {
+			_, err := fmt.Fprintf(a.Stdout, "the new CA takes over at %s; start every hub again, and have clients import <data-dir>/ca.crt before\n%s", from.Format("2006-01-02 15:04 MST"), pem)
+			return err
+		})
+	})
+	c.Flags().DurationVar(&overlap, "overlap", defaultOverlap, "when the new CA takes over")
+	return c
+}

@@ -95,16 +95,16 @@ func writeFile(path, content string) error {
 }
 
 // GetSecret returns what PutSecret stored, or an error that is fs.ErrNotExist.
-func (h *Hub) GetSecret(ctx context.Context, name string) ([]byte, error) {
+func (s *Secrets) GetSecret(ctx context.Context, name string) ([]byte, error) {
 	var sealed []byte
-	err := h.store.Read(ctx, func(tx *store.Tx) (err error) { sealed, err = tx.Secret(name); return err })
+	err := s.store.Read(ctx, func(tx *store.Tx) (err error) { sealed, err = tx.Secret(name); return err })
 	if err != nil {
 		return nil, err
 	}
 	if sealed == nil {
 		return nil, fmt.Errorf("secret %q: %w", name, fs.ErrNotExist)
 	}
-	plain, err := h.sealer.Open(name, sealed)
+	plain, err := s.sealer.Open(name, sealed)
 	if err != nil {
 		return nil, fmt.Errorf("secret %q: %w", name, err)
 	}
@@ -113,17 +113,17 @@ func (h *Hub) GetSecret(ctx context.Context, name string) ([]byte, error) {
 
 // MakeSecret returns the secret of a name, storing value if there is none: hubs that start together
 // end up with the same one.
-func (h *Hub) MakeSecret(ctx context.Context, name string, value []byte) ([]byte, error) {
-	got, err := h.GetSecret(ctx, name)
+func (s *Secrets) MakeSecret(ctx context.Context, name string, value []byte) ([]byte, error) {
+	got, err := s.GetSecret(ctx, name)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return got, err
 	}
-	sealed, err := h.sealer.Seal(name, value)
+	sealed, err := s.sealer.Seal(name, value)
 	if err != nil {
 		return nil, err
 	}
 	var there []byte
-	err = h.store.Write(ctx, func(tx *store.Tx) (err error) {
+	err = s.store.Write(ctx, func(tx *store.Tx) (err error) {
 		if there, err = tx.Secret(name); err != nil || there != nil {
 			return err
 		}
@@ -132,14 +132,31 @@ func (h *Hub) MakeSecret(ctx context.Context, name string, value []byte) ([]byte
 	if err != nil || there == nil {
 		return value, err
 	}
-	return h.GetSecret(ctx, name)
+	return s.GetSecret(ctx, name)
 }
 
 // PutSecret stores value sealed with secret.key.
-func (h *Hub) PutSecret(ctx context.Context, name string, value []byte) error {
-	sealed, err := h.sealer.Seal(name, value)
+func (s *Secrets) PutSecret(ctx context.Context, name string, value []byte) error {
+	sealed, err := s.sealer.Seal(name, value)
 	if err != nil {
 		return err
 	}
-	return h.store.Write(ctx, func(tx *store.Tx) error { return tx.SetSecret(name, sealed) })
+	return s.store.Write(ctx, func(tx *store.Tx) error { return tx.SetSecret(name, sealed) })
+}
+
+func (h *Hub) secrets() *Secrets { return &Secrets{h.store, h.sealer} }
+
+// GetSecret is that of Secrets.
+func (h *Hub) GetSecret(ctx context.Context, name string) ([]byte, error) {
+	return h.secrets().GetSecret(ctx, name)
+}
+
+// MakeSecret is that of Secrets.
+func (h *Hub) MakeSecret(ctx context.Context, name string, value []byte) ([]byte, error) {
+	return h.secrets().MakeSecret(ctx, name, value)
+}
+
+// PutSecret is that of Secrets.
+func (h *Hub) PutSecret(ctx context.Context, name string, value []byte) error {
+	return h.secrets().PutSecret(ctx, name, value)
 }

@@ -183,20 +183,18 @@ func reseal(ctx context.Context, st *store.Store, keys [][]byte, next []byte) er
 	})
 }
 
-// keyBefore is the identity key that vouches for the one in use, until a time.
-type keyBefore struct {
-	Seed  []byte    `json:"seed"`
-	Until time.Time `json:"until"`
+// Secrets are the sealed values of a store whose hub may run or not.
+type Secrets struct {
+	store  *store.Store
+	sealer *identity.Sealer
 }
 
-// RotateIdentity gives the hub a new identity key, which hubs use from their next start on. Tokens
-// that pin the old one work for the overlap: the old key vouches for the new one.
-func RotateIdentity(ctx context.Context, st *store.Store, path string, overlap time.Duration, now time.Time) (hash []byte, err error) {
-	keys, err := identity.LoadOrCreateSecrets(path)
-	if err != nil {
-		return nil, err
+// OpenSecrets opens those of a store with the keys in the file at path.
+func OpenSecrets(ctx context.Context, st *store.Store, path string) (*Secrets, error) {
+	if _, err := os.Stat(path); err != nil {
+		return nil, fmt.Errorf("--secret-key-file: %w", err)
 	}
-	sealer, err := identity.NewSealer(keys...)
+	keys, err := identity.LoadOrCreateSecrets(path)
 	if err != nil {
 		return nil, err
 	}
@@ -207,9 +205,24 @@ func RotateIdentity(ctx context.Context, st *store.Store, path string, overlap t
 	if keys, err = inUseFirst(keys, inUse); err != nil {
 		return nil, fmt.Errorf("%w: --secret-key-file names %s", err, path)
 	}
-	if err := sealer.Use(keys...); err != nil {
+	sealer, err := identity.NewSealer(keys...)
+	return &Secrets{st, sealer}, err
+}
+
+// keyBefore is the identity key that vouches for the one in use, until a time.
+type keyBefore struct {
+	Seed  []byte    `json:"seed"`
+	Until time.Time `json:"until"`
+}
+
+// RotateIdentity gives the hub a new identity key, which hubs use from their next start on. Tokens
+// that pin the old one work for the overlap: the old key vouches for the new one.
+func RotateIdentity(ctx context.Context, st *store.Store, path string, overlap time.Duration, now time.Time) (hash []byte, err error) {
+	secrets, err := OpenSecrets(ctx, st, path)
+	if err != nil {
 		return nil, err
 	}
+	sealer := secrets.sealer
 	fresh, err := identity.NewNodeKey()
 	if err != nil {
 		return nil, err

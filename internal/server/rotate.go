@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/adit-dev/adit/internal/certs"
 	"github.com/adit-dev/adit/internal/config"
 	"github.com/adit-dev/adit/internal/hub"
 	"github.com/adit-dev/adit/internal/hub/store"
@@ -50,4 +51,17 @@ func RotateHubKey(ctx context.Context, c *config.Store, overlap time.Duration) (
 		return err
 	})
 	return hash, err
+}
+
+// RotateCA makes a new internal CA that takes over at from; it returns its certificate as PEM.
+func RotateCA(ctx context.Context, c *config.Store, from time.Time) (pem []byte, err error) {
+	err = withStore(ctx, c, func(st *store.Store) error {
+		secrets, err := hub.OpenSecrets(ctx, st, c.SecretKeyFile)
+		if err != nil {
+			return err
+		}
+		pem, err = certs.RotateCA(ctx, secrets, from, time.Now())
+		return err
+	})
+	return pem, err
 }
