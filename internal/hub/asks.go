@@ -154,7 +154,7 @@ func (h *Hub) ask(ctx context.Context, agent *hubv1.Agent, replica string, limit
 	if keys := h.asks.here(agent.GetTokenId(), replica); len(keys) > 0 {
 		target, local = keys[0], true
 	}
-	if !local && !h.asks.elsewhere {
+	if !local && (!h.asks.elsewhere || agent.GetState() == "offline") {
 		return nil, notConnected(agent)
 	}
 	w, err := h.asks.expect(q.GetId(), target)
@@ -181,7 +181,7 @@ func (h *Hub) ask(ctx context.Context, agent *hubv1.Agent, replica string, limit
 	case <-h.stopping:
 		return nil, reason.New(reason.Draining, reason.HopHub, "the hub is stopping")
 	case <-ctx.Done():
-		if context.Cause(ctx) == context.Canceled {
+		if errors.Is(context.Cause(ctx), context.Canceled) {
 			return nil, ctx.Err()
 		}
 		return nil, &Problem{Code: reason.NoAgent, Field: "agent", Value: agent.GetName(), Text: fmt.Sprintf("did not answer within %v", limit),
@@ -291,8 +291,11 @@ func (h *Hub) exchangeAsks(ctx context.Context) error {
 func (h *Hub) passOn(ctx context.Context, a store.Ask) error {
 	keys := h.asks.here(a.TokenID, a.ReplicaID)
 	q := &hubv1.Ask{}
-	if len(keys) == 0 || proto.Unmarshal(a.Ask, q) != nil {
+	if len(keys) == 0 {
 		return nil
+	}
+	if err := proto.Unmarshal(a.Ask, q); err != nil {
+		return fmt.Errorf("question %s: %w", a.ID, err)
 	}
 	mine := false
 	err := h.store.Write(ctx, func(tx *store.Tx) (err error) { mine, err = tx.TakeAsk(a.ID); return err })

@@ -169,6 +169,8 @@ func TestAskAcrossHubs(t *testing.T) {
 	defer wg.Wait()
 	defer cancel()
 	w := watchAs(t, far, r, found("origin_requires_auth"))
+	// Hubs tell each other who watches.
+	defer h.Serving(r.caller)()
 	x, err := h.Preflight(t.Context(), &hubv1.PreflightRequest{Agent: "site", Ask: &hubv1.PreflightAsk{Origin: &hubv1.Origin{Url: "http://a:1"}}})
 	if err != nil || len(x.GetFindings()) != 1 {
 		t.Fatalf("got %v, %v", x, err)
