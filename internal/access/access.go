@@ -37,7 +37,9 @@ const (
 // Fault is why an access is not possible.
 type Fault struct{ Field, Value, Text, Remedy string }
 
-func (f *Fault) Error() string { return fmt.Sprintf("%s %q: %s; %s", f.Field, f.Value, f.Text, f.Remedy) }
+func (f *Fault) Error() string {
+	return fmt.Sprintf("%s %q: %s; %s", f.Field, f.Value, f.Text, f.Remedy)
+}
 
 func fault(field, value, remedy, text string, args ...any) *Fault {
 	return &Fault{Field: field, Value: value, Text: fmt.Sprintf(text, args...), Remedy: remedy}

@@ -122,30 +122,30 @@ func (s *Socket) flush() {
 }
 
 // writeNow sends the packets that are left.
-func (x *sender) writeNow(fd uintptr) {
-	q := x.q
+func (s *sender) writeNow(fd uintptr) {
+	q := s.q
 	n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&q.headers[q.done])), uintptr(q.packets-q.done), unix.MSG_DONTWAIT, 0, 0)
-	x.sent, x.errno = int(n), errno
+	s.sent, s.errno = int(n), errno
 }
 
 // failed deals with the packet that could not be sent, and reports whether to try it once more.
-func (x *sender) failed(errno unix.Errno, again bool) bool {
-	q := x.q
+func (s *sender) failed(errno unix.Errno, again bool) bool {
+	q := s.q
 	first, end := q.first[q.done], q.first[q.done+1]
 	switch {
 	case errno == unix.EINTR:
 		return true
 	case errno == unix.ECONNREFUSED:
 		// Tells of an earlier datagram; this one was not sent yet.
-		x.lost.Refused++
+		s.lost.Refused++
 		return !again
 	case end-first > 1 && errno != unix.EAGAIN && errno != unix.ENOBUFS:
 		// The path cannot take it cut up: these datagrams, or with this network card (EIO) any.
-		x.single = x.single || errno == unix.EIO
+		s.single = x.single || errno == unix.EIO
 		q.separate(x.six)
 		return true
 	}
-	x.lost.Failed += end - first
+	s.lost.Failed += end - first
 	return false
 }
 

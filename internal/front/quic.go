@@ -38,8 +38,8 @@ type quicSide struct {
 	socket    *net.UDPConn
 	// shared is socket, where sessions can have it beside QUIC; else nil.
 	shared *datagram.Carrier
-	h3        *tls.Config
-	server    *http3.Server
+	h3     *tls.Config
+	server *http3.Server
 
 	mu sync.Mutex
 	// conns are visitors', sessions those of our protocols.

@@ -3,6 +3,7 @@ package hub
 import (
 	"cmp"
 	"context"
+	"errors"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"

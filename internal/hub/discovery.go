@@ -44,10 +44,11 @@ func (h *Hub) discovered(ctx context.Context, c *hublink.Caller, r *hubv1.Discov
 	}
 	return h.store.Write(ctx, func(tx *store.Tx) error {
 		old, err := tx.Discovery(k.token)
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
+		none := errors.Is(err, store.ErrNotFound)
+		if err != nil && !none {
 			return err
 		}
-		if !r.GetSnapshot() && (err != nil || old.ReplicaID != k.replica) {
+		if !r.GetSnapshot() && (none || old.ReplicaID != k.replica) {
 			// Differences to what another replica said mean nothing.
 			return nil
 		}

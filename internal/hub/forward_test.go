@@ -16,7 +16,7 @@ func TestOpenForward(t *testing.T) {
 	h := newTestHub(t)
 	r := h.replica(h.invite_("site", "*.example.com"))
 	open := func(a *Actor, target string) (*hubv1.OpenForwardResponse, error) {
-		ctx := context.Context(t.Context())
+		ctx := t.Context()
 		if a != nil {
 			ctx = WithActor(ctx, a)
 		}

@@ -328,7 +328,7 @@ func (h *Hub) checkProvider(p *hubv1.Provider) error {
 	switch {
 	case err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
 		return invalid("provider.issuer", p.GetIssuer(), "give https://HOST[/PATH]", "is no issuer")
-	case u.Scheme != "https" && !(u.Scheme == "http" && isLoopbackHost(u.Hostname())):
+	case u.Scheme != "https" && (u.Scheme != "http" || !isLoopbackHost(u.Hostname())):
 		return invalid("provider.issuer", p.GetIssuer(), "use https", "would send secrets in clear text")
 	case p.GetClientId() == "":
 		return invalid("provider.client_id", "", "register this hub at the provider, with the redirect address "+h.redirectURL(p.GetName()), "is empty")

@@ -189,7 +189,7 @@ func (t *Tx) Discover(d *Discovery, all bool, puts []DiscoveredService, deletes 
 		}
 		for len(deletes) > 0 {
 			n := min(len(deletes), 500)
-			if _, err := t.tx.NewRaw("DELETE FROM discovered WHERE token_id = ? AND id IN (?)", d.TokenID, bun.In(deletes[:n])).Exec(t.ctx); err != nil {
+			if _, err := t.tx.NewRaw("DELETE FROM discovered WHERE token_id = ? AND id IN (?)", d.TokenID, bun.List(deletes[:n])).Exec(t.ctx); err != nil {
 				return err
 			}
 			deletes = deletes[n:]

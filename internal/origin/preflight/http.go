@@ -127,7 +127,7 @@ func plain(err error) string {
 // http tries an HTTP origin.
 func (r *run) http(ctx context.Context, spec *origin.Spec) {
 	own := spec.Host
-	if p := spec.Port; !(p == 80 && !spec.TLS()) && !(p == 443 && spec.TLS()) {
+	if p := spec.Port; (p != 80 || spec.TLS()) && (p != 443 || !spec.TLS()) {
 		own = net.JoinHostPort(spec.Host, strconv.Itoa(int(p)))
 	}
 	visitor, hostHeader := r.ask.GetHostname(), r.ask.GetOrigin().GetHostHeader()
