@@ -1,7 +1,6 @@
 package hub
 
 import (
-	"context"
 	"net/netip"
 	"testing"
 	"time"
