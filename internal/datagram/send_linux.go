@@ -141,8 +141,8 @@ func (s *sender) failed(errno unix.Errno, again bool) bool {
 		return !again
 	case end-first > 1 && errno != unix.EAGAIN && errno != unix.ENOBUFS:
 		// The path cannot take it cut up: these datagrams, or with this network card (EIO) any.
-		s.single = x.single || errno == unix.EIO
-		q.separate(x.six)
+		s.single = s.single || errno == unix.EIO
+		q.separate(s.six)
 		return true
 	}
 	s.lost.Failed += end - first

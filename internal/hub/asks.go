@@ -3,9 +3,9 @@ package hub
 import (
 	"cmp"
 	"context"
-	"errors"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
