@@ -105,3 +105,48 @@ func backUp(t *testing.T, from, to []string) {
 		t.Error("the agent ended")
 	}
 }
+
+// TestRotation: agents go on with the tokens they have when the hub gets a new secret key and a new
+// identity, and so do its own tools.
+func TestRotation(t *testing.T) {
+	s := stack.StartServer(t, stack.ServerConfig{})
+	app := "app." + stack.Domain
+	origin := serveHTTP(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }), false)
+	inv := s.Invite("app", "--hostname", "*."+stack.Domain)
+	first := stack.StartAgent(t, inv.File, stack.AgentConfig{Services: []stack.Service{stack.HTTP(app, origin)}})
+	s.WaitOnline(1, app)
+	if r := stack.Run(t, nil, "server", "rotate-secret-key", "--data-dir", s.Dir); r.Code == 0 {
+		t.Error("the secret key was rotated under a running server")
+	}
+	s.Terminate()
+	s.Wait(30 * time.Second)
+	for _, command := range []string{"rotate-secret-key", "rotate-hub-key", "rotate-ca"} {
+		if r := stack.Run(t, nil, "server", command, "--data-dir", s.Dir); r.Code != 0 {
+			t.Fatalf("%s: %s", command, r.Stderr)
+		}
+	}
+	s.Restart()
+	s.WaitOnline(1, app)
+	c := s.Client()
+	defer c.CloseIdleConnections()
+	stack.Eventually(t, 20*time.Second, func() error { _, err := getOK(c, s.URL(app, "/")); return err })
+	// Another process with the old token declares at the hub, which needs its new key believed.
+	other := "other." + stack.Domain
+	stack.StartAgent(t, inv.File, stack.AgentConfig{Services: []stack.Service{stack.HTTP(other, origin)}})
+	s.WaitOnline(1, other)
+	if !first.Alive() {
+		t.Error("the agent ended")
+	}
+	if ca, err := os.ReadFile(s.CAFile()); err != nil || strings.Count(string(ca), "BEGIN CERTIFICATE") != 2 {
+		t.Errorf("ca.crt does not hold both CAs: %v\n%s", err, ca)
+	}
+	// Without overlap the old token is refused.
+	s.Terminate()
+	s.Wait(30 * time.Second)
+	if r := stack.Run(t, nil, "server", "rotate-hub-key", "--overlap", "0s", "--data-dir", s.Dir); r.Code != 0 {
+		t.Fatal(r.Stderr)
+	}
+	s.Restart()
+	late := stack.StartAgent(t, inv.File, stack.AgentConfig{Unready: true, Services: []stack.Service{stack.HTTP("late."+stack.Domain, origin)}})
+	late.WaitLog(20*time.Second, "not the one this token pins")
+}
