@@ -31,6 +31,7 @@ var (
 	length     = flag.Duration("length", 2*time.Second, "length of one measurement on loopback")
 	pathRounds = flag.Int("path-rounds", 1, "rounds over all targets on the emulated path")
 	pathLength = flag.Duration("path-length", 5*time.Second, "length of one measurement on the emulated path; 0 = leave the path out")
+	agents     = flag.Int("agents", 1000, "enrolled agents that are connected to one server; 0 = leave out")
 	idle       = flag.Int("idle", 5000, "idle connections per target; 0 = leave out")
 	only       = flag.String("only", "", "expression that names of targets must match")
 	scenes     = flag.String("scenes", "", "expression that scenes on the emulated path must match")
@@ -74,6 +75,7 @@ func TestBench(t *testing.T) {
 		t.Run("path", pathScenes)
 	}
 	t.Run("idle", idleConnections)
+	t.Run("agents", enrolledAgents)
 	t.Run("routes", routes)
 	save(t)
 	t.Log(run.Markdown() + "\n" + run.Budgets())

@@ -84,6 +84,21 @@ type Run struct {
 	// AgentKiB is the anonymous memory of an agent that has a session and no visitors.
 	AgentKiB float64 `json:"idle_agent_kib,omitempty"`
 	Routes   Routes  `json:"routes,omitzero"`
+	Agents   Agents  `json:"agents,omitzero"`
+}
+
+// Agents is what many enrolled agents cost that are connected and idle, and how they come back after
+// the server was started again.
+type Agents struct {
+	Count int `json:"count"`
+	// KiB is the growth of the server's resident memory for each, hub and edge together.
+	KiB float64 `json:"kib"`
+	// Away is how long the server was gone; First, Half and Last are when agents had a session again,
+	// all in seconds, the latter from its start on.
+	Away  float64 `json:"away_seconds"`
+	First float64 `json:"first_seconds"`
+	Half  float64 `json:"half_seconds"`
+	Last  float64 `json:"last_seconds"`
 }
 
 // Figure picks one number of a sample.
@@ -174,6 +189,9 @@ func (r *Run) names(scene string, of func(Sample) string, known ...string) []str
 func (r *Run) Add(o *Run) {
 	r.Samples = append(r.Samples, o.Samples...)
 	r.Idle = append(r.Idle, o.Idle...)
+	if o.Agents.Count > 0 {
+		r.Agents = o.Agents
+	}
 	if o.AgentKiB > 0 {
 		r.AgentKiB = o.AgentKiB
 	}

@@ -21,6 +21,7 @@ func (r *Run) Markdown() string {
 		}
 	}
 	r.idleTable(&b)
+	r.agentsTable(&b)
 	return b.String()
 }
 
@@ -105,6 +106,16 @@ func (r *Run) idleTable(b *strings.Builder) {
 			fmt.Sprintf("%.1f / %.1f", s.EdgeUsed, s.AgentUsed), fmt.Sprintf("%.2f / %.2f", s.EdgeDescriptors, s.AgentDescriptors), fmt.Sprint(s.Failed)})
 	}
 	writeTable(b, []string{"edge / agent, each connection", "open", "KiB, silent since opening", "KiB, after 256 KiB each way", "descriptors", "failed"}, rows)
+}
+
+func (r *Run) agentsTable(b *strings.Builder) {
+	a := r.Agents
+	if a.Count == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n### connected agents\n")
+	writeTable(b, []string{"enrolled agents, idle", "KiB of the server for each", "back after an outage of", "first", "half", "all"}, [][]string{{
+		fmt.Sprint(a.Count), fmt.Sprintf("%.0f", a.KiB), fmt.Sprintf("%.0f s", a.Away), fmt.Sprintf("%.1f s", a.First), fmt.Sprintf("%.1f s", a.Half), fmt.Sprintf("%.1f s", a.Last)}})
 }
 
 // Where is the paragraph about machine and settings.
