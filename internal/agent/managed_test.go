@@ -132,6 +132,7 @@ func TestManagedSet(t *testing.T) {
 		}
 	})
 	t.Run("a saved set that is broken, or another token's, is not used", func(t *testing.T) {
+		defer hub.takeAway()() // what is there then is from the file
 		for name, content := range map[string]string{"broken": "{", "other": `{"token_id":"x","tunnels":[{"id":"a"}]}`} {
 			dir := t.TempDir()
 			writeFile(t, filepath.Join(dir, "managed.json"), content)
