@@ -260,3 +260,40 @@ func TestManyHolders(t *testing.T) {
 	took("right after the edge's start", time.Second)
 	h.wantHolder(t, &hubv1.Agent{TokenId: sessions[n-1].GetTokenId()}, fmt.Sprint(n-1))
 }
+
+// TestSeveralHubsOneHolder has two edges report to two hubs of one database: one holder, and both hubs
+// say the same.
+func TestSeveralHubsOneHolder(t *testing.T) {
+	hubs := newTestHubs(t, 2)
+	one, two := hubs[0], hubs[1]
+	a := one.enrol("home")
+	e := one.joinEdge("e")
+	refresh := func() {
+		t.Helper()
+		for _, h := range hubs {
+			if err := h.refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	refresh()
+	f := two.joinEdge("f")
+	e.ok(one.process(a, "a"))
+	refresh()
+	term := two.wantHolder(t, a, "a")
+	f.ok(two.process(a, "b"))
+	refresh()
+	if later := one.wantHolder(t, a, "a"); later <= term {
+		t.Errorf("the edge of the other one hears nothing new: term %d after %d", later, term)
+	}
+	f.ok(two.process(a, "a"))
+	e.ok()
+	refresh()
+	two.wantHolder(t, a, "a")
+	f.ok()
+	refresh()
+	one.wantHolder(t, a, "")
+	f.ok(two.process(a, "b"))
+	refresh()
+	one.wantHolder(t, a, "b")
+}
