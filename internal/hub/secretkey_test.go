@@ -22,7 +22,7 @@ func TestSealedColumns(t *testing.T) {
 	plain := []string{
 		"meta.value", "tokens.ed25519", "tokens.mldsa65", "tunnels.spec", "declarations.entry", "declarations.verdict", "edges.key", "edges.spec",
 		"certificates.chain", "hub_reports.body", "policies.spec", "events.entry", "conditions.entry", "traffic.counters", "notice_targets.spec",
-		"links.hash", "api_keys.hash", "sign_ins.hash", "devices.hash", "oidc_flows.hash", "providers.spec", "asks.ask", "asks.answer", "discovered.spec", "discoveries.providers",
+		"links.hash", "api_keys.hash", "sign_ins.hash", "device_requests.hash", "oidc_flows.hash", "providers.spec", "asks.ask", "asks.answer", "discovered.spec", "discoveries.providers",
 	}
 	db, err := sql.Open("sqlite", filepath.Join(h.cfg.DataDir, "adit.db"))
 	if err != nil {
