@@ -101,6 +101,7 @@ Start with:  adit demo`,
 		a.inviteCommand(), a.tunnelCommand(), a.agentsCommand(), a.accessCommand(), a.policyCommand(), a.tenantCommand(), a.portCommand(), a.edgeCommand(),
 		a.preflightCommand(), a.forwardCommand(), a.logsCommand(),
 		a.eventsCommand(), a.problemsCommand(), a.noticeCommand(), a.trafficCommand(),
+		a.userCommand(), a.keyCommand(), a.sessionCommand(), a.auditCommand(),
 		a.doctorCommand(), a.configCommand(), a.versionCommand())
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(a.completionCommand(root))

@@ -52,18 +52,15 @@ type Actor struct {
 	// From is where the call comes from.
 	From netip.Addr
 
-	call
-}
-
-// call is what audits say of the call itself.
-type call struct {
-	// What is the procedure, as TunnelService/CreateTunnel, or the page's action, as sign_in. Empty
-	// calls are not audited.
+	// What is the procedure, as TunnelService/CreateTunnel, or the page's action, as sign_in. A call
+	// without it is not audited.
 	What string
 	// Subject is what it is done to, Detail the request without secrets, as JSON.
 	Subject, Detail string
-	// machine calls are audited where they change something that edges and agents hear of.
-	machine bool
+	// Machine is true for agents, edges and operators: their calls are audited where they change
+	// something that edges and agents hear of.
+	Machine bool
+
 	// recorded is true once a row of this call was stored.
 	recorded bool
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/adit-dev/adit/internal/hostname"
 	"github.com/adit-dev/adit/internal/hub/store"
 	"github.com/adit-dev/adit/internal/hublink"
+	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/reason"
 )
 
@@ -201,6 +202,11 @@ func (d *declaring) claim(tx *store.Tx, tok *store.Token, c *claim) error {
 	if p := d.h.granted(tok, c); p != nil {
 		return p
 	}
+	if anyGrant(tok) {
+		if err := d.h.freeOfGrants(tx, tok, c); err != nil {
+			return err
+		}
+	}
 	holders, err := c.holders(tx)
 	if err != nil {
 		return err
@@ -327,6 +333,9 @@ func (h *Hub) granted(tok *store.Token, c *claim) *Problem {
 		if what := h.reserved(c.pattern); what != "" {
 			return conflict(reason.NameConflict, field, value, "", "", "is "+what, "choose another name")
 		}
+		if anyGrant(tok) {
+			return nil
+		}
 		for _, g := range tok.Grants {
 			if p, err := hostname.Parse(g.Pattern); g.Protocol == store.Host && err == nil && p.Covers(c.pattern) {
 				return nil
@@ -340,6 +349,11 @@ func (h *Hub) granted(tok *store.Token, c *claim) *Problem {
 			ranges = append(ranges, &hubv1.PortRange{First: uint32(g.First), Last: uint32(g.Last)})
 		}
 	}
+	if anyGrant(tok) {
+		if ranges = h.cfg.TCPPorts; c.protocol == store.UDP {
+			ranges = h.cfg.UDPPorts
+		}
+	}
 	if !covered(ranges, c.first, c.last) {
 		return missing("--" + c.protocol + "-port")
 	}
@@ -347,6 +361,21 @@ func (h *Hub) granted(tok *store.Token, c *claim) *Problem {
 		return conflict(reason.PortConflict, field, value, "", "", fmt.Sprintf("the server itself listens on %s port %d", c.protocol, p), "choose another port")
 	}
 	return nil
+}
+
+// anyGrant tells whether a token may claim whatever no other tenant was granted: an operator's key
+// that is not limited to hosts.
+func anyGrant(tok *store.Token) bool {
+	return tok.Kind == string(identity.KindKey) && len(tok.Grants) == 0
+}
+
+// freeOfGrants checks that no other tenant was granted what c claims.
+func (h *Hub) freeOfGrants(tx *store.Tx, tok *store.Token, c *claim) error {
+	field, _ := c.field()
+	if c.protocol == "" {
+		return h.freeName(tx, field, tok.Tenant, c.pattern)
+	}
+	return h.freePorts(tx, field, tok.Tenant, c.protocol, c.first, c.last)
 }
 
 func (h *Hub) reservedFor(tx *store.Tx, tok *store.Token, c *claim) error {

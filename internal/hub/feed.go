@@ -179,9 +179,17 @@ func (h *Hub) loadOne(tx *store.Tx, item string) (r *hubv1.Resource, err error) 
 	return r, err
 }
 
-// write changes the store and brings the feed up to date before it returns.
+// write changes the store, with the row that the audit gets of it, and brings the feed up to date
+// before it returns.
 func (h *Hub) write(ctx context.Context, f func(*store.Tx) error) error {
-	if err := h.store.Write(ctx, f); err != nil {
+	a := ActorFrom(ctx)
+	err := h.store.Write(ctx, func(tx *store.Tx) error {
+		if err := f(tx); err != nil {
+			return err
+		}
+		return a.record(tx)
+	})
+	if err != nil {
 		return err
 	}
 	if err := h.refresh(context.WithoutCancel(ctx)); err != nil {

@@ -36,7 +36,7 @@ func TestOpenForward(t *testing.T) {
 		t.Errorf("nobody: %v, want access_denied", err)
 	}
 	user := &store.User{ID: "u1", Name: "Ann", NameKey: "ann", Role: RoleAdmin}
-	key := &store.APIKey{ID: "k1", Name: "k", UserID: "u1", Hash: []byte("h"), ExpiresAt: h.clock.now().Add(48 * time.Hour).UnixMilli()}
+	key := &store.Key{ID: "k1", Name: "k", UserID: "u1", Hash: []byte("h"), ExpiresAt: h.clock.now().Add(48 * time.Hour).UnixMilli()}
 	signIn := &store.SignIn{ID: "s1", Hash: []byte("s"), UserID: "u1", ExpiresAt: h.clock.now().Add(48 * time.Hour).UnixMilli()}
 	change := func(f func(tx *store.Tx) error) {
 		t.Helper()
@@ -45,7 +45,7 @@ func TestOpenForward(t *testing.T) {
 		}
 	}
 	change(func(tx *store.Tx) error {
-		for _, err := range []error{tx.AddUser(user), tx.AddAPIKey(key), tx.AddSignIn(signIn)} {
+		for _, err := range []error{tx.AddUser(user), tx.AddKey(key), tx.AddSignIn(signIn)} {
 			if err != nil {
 				return err
 			}
@@ -85,17 +85,17 @@ func TestOpenForward(t *testing.T) {
 	lives(l, true)
 	lives(k, true)
 	lives(s, true)
-	change(func(tx *store.Tx) error { return tx.DeleteAPIKey("k1") })
+	change(func(tx *store.Tx) error { return tx.DropKey("k1") })
 	lives(k, false)
 	lives(s, true)
 	user.Role = RoleViewer
-	change(func(tx *store.Tx) error { return tx.SetUser(user) })
+	change(func(tx *store.Tx) error { return tx.PutUser(user) })
 	lives(s, false)
 	user.Role = RoleAdmin
-	change(func(tx *store.Tx) error { return tx.SetUser(user) })
+	change(func(tx *store.Tx) error { return tx.PutUser(user) })
 	s = forwarder(bySignIn)
 	user.Disabled = true
-	change(func(tx *store.Tx) error { return tx.SetUser(user) })
+	change(func(tx *store.Tx) error { return tx.PutUser(user) })
 	lives(s, false)
 	h.restart()
 	lives(l, true)

@@ -29,7 +29,7 @@ import (
 )
 
 // agentKinds are the tokens whose replicas edges admit.
-var agentKinds = []string{string(identity.KindInvite), string(identity.KindAgent)}
+var agentKinds = []string{string(identity.KindInvite), string(identity.KindAgent), string(identity.KindKey)}
 
 // Config is what a hub needs to know. Listeners are bound before it is made, so that URL and
 // OwnPorts hold real ports.
@@ -100,11 +100,13 @@ func (c *Config) complete() error {
 
 // Hub is one control plane over one store.
 type Hub struct {
-	cfg    Config
-	log    *slog.Logger
-	store  *store.Store
-	sealer *identity.Sealer
-	key    *identity.NodeKey
+	cfg     Config
+	log     *slog.Logger
+	store   *store.Store
+	sealer  *identity.Sealer
+	hasher  *hasher
+	badKeys badKeyCount
+	key     *identity.NodeKey
 	// pins are the hashes of key and, for a while after a rotation, of the one before.
 	pins     [][]byte
 	hostName string
@@ -125,7 +127,6 @@ type Hub struct {
 	happened    *signal
 	conditions  *conditions
 	traffic     *traffic
-	hashing     *hashing
 	discoveries discoveries
 	asks        *asks
 
@@ -155,9 +156,9 @@ func New(ctx context.Context, cfg Config) (*Hub, error) {
 		return nil, err
 	}
 	h := &Hub{
-		cfg: cfg, log: cfg.Log, store: st, askAgain: make(chan struct{}, 1),
+		cfg: cfg, log: cfg.Log, store: st, hasher: newHasher(), askAgain: make(chan struct{}, 1),
 		feed: newFeed(), presence: newPresence(), reap: newReaper(),
-		happened: newSignal(), conditions: newConditions(cfg.Now()), traffic: newTraffic(), hashing: newHashing(), asks: newAsks(cfg.DatabaseURL),
+		happened: newSignal(), conditions: newConditions(cfg.Now()), traffic: newTraffic(), asks: newAsks(cfg.DatabaseURL),
 		stopping: make(chan struct{}), seen: map[string]time.Time{}, noted: map[string]held{}, onRevoke: func(string) {},
 	}
 	h.stop = sync.OnceFunc(func() { close(h.stopping) })
@@ -230,6 +231,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	wg.Go(func() { h.leaders(ctx, conditionStep, "problems", h.observe) })
 	wg.Go(func() { h.every(ctx, trafficFlush, "traffic", h.flushTraffic) })
 	wg.Go(func() { h.leaders(ctx, time.Hour, "old records", h.prune) })
+	wg.Go(func() { h.leaders(ctx, time.Hour, "expired accounts", h.pruneAccounts) })
 	wg.Go(func() { h.sendNotices(ctx) })
 	wg.Go(func() { h.leaders(ctx, forwarderCheck, "forwards", h.checkForwarders) })
 	if h.asks.elsewhere {

@@ -33,34 +33,23 @@ type flow struct {
 	LinkUser string
 }
 
-// StartOIDC begins a sign-in at a provider, or the linking of an account to the one who is signed
-// in. The browser goes to the address, with the cookie.
-func (h *Hub) StartOIDC(ctx context.Context, b Browser, provider string, link bool) (address, cookie string, err error) {
+// StartOIDC begins a sign-in at a provider, or the linking of an account to link, who is signed in.
+// The browser goes to the address, with the cookie.
+func (h *Hub) StartOIDC(ctx context.Context, provider string, link *Actor) (address, cookie string, err error) {
 	p, err := h.relyingParty(ctx, provider)
 	if err != nil {
 		return "", "", err
 	}
 	f := flow{Provider: provider, Verifier: oauth2.GenerateVerifier()}
-	if link {
-		a, err := h.SignedIn(ctx, b)
-		if err != nil {
-			return "", "", err
-		}
-		if !a.Fresh(h.cfg.Now()) {
+	if link != nil {
+		if !link.Fresh(h.cfg.Now()) {
 			return "", "", reason.New(reason.AccessDenied, reason.HopHub, "linking an account needs a sign-in younger than ten minutes; sign in again")
 		}
-		f.LinkUser = a.UserID
+		f.LinkUser = link.UserID
 	}
-	state, stateHash, err := newSecret()
-	if err != nil {
-		return "", "", err
-	}
-	if f.Nonce, _, err = newSecret(); err != nil {
-		return "", "", err
-	}
-	if cookie, f.Browser, err = newSecret(); err != nil {
-		return "", "", err
-	}
+	state, stateHash := newSecret()
+	f.Nonce, _ = newSecret()
+	cookie, f.Browser = newSecret()
 	raw, err := json.Marshal(f)
 	if err != nil {
 		return "", "", err
@@ -70,7 +59,7 @@ func (h *Hub) StartOIDC(ctx context.Context, b Browser, provider string, link bo
 		return "", "", err
 	}
 	err = h.store.Write(ctx, func(tx *store.Tx) error {
-		return tx.AddOIDCFlow(&store.OIDCFlow{Hash: stateHash, Provider: provider, Sealed: sealed, ExpiresAt: tx.Now.Add(flowLife).UnixMilli()})
+		return tx.AddOIDCFlow(&store.OIDCFlow{Hash: stateHash, Sealed: sealed, ExpiresAt: tx.Now.Add(flowLife).UnixMilli()})
 	})
 	if err != nil {
 		return "", "", err
@@ -78,25 +67,29 @@ func (h *Hub) StartOIDC(ctx context.Context, b Browser, provider string, link bo
 	return h.oauth(p).AuthCodeURL(state, oidc.Nonce(f.Nonce), oauth2.S256ChallengeOption(f.Verifier)), cookie, nil
 }
 
-// FinishOIDC takes what the provider sent the browser back with, and signs in or links. The cookie
-// that it returns is of a new session, empty after linking.
-func (h *Hub) FinishOIDC(ctx context.Context, b Browser, provider string, answer url.Values, flowCookie string) (cookie string, err error) {
+// FinishOIDC takes what the provider sent the browser back with, and signs in or links; after
+// linking there is no new sign-in.
+func (h *Hub) FinishOIDC(ctx context.Context, b Browser, provider string, answer url.Values, flowCookie string) (in *NewSignIn, err error) {
+	ctx = h.pageCall(ctx, b, "sign_in", "provider "+clip(provider, 32))
+	defer func() {
+		if err != nil {
+			h.Finished(ctx, err)
+		}
+	}()
 	f, err := h.takeFlow(ctx, provider, answer.Get("state"), flowCookie)
 	if err != nil {
-		h.auditFailed(ctx, "sign_in", "", "provider/"+clip(provider, 32), b.From, reason.Of(err, reason.HopHub).Code)
-		return "", err
+		return nil, err
 	}
 	p, err := h.relyingParty(ctx, provider)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	who, err := h.askProvider(ctx, p, f, answer)
 	if err != nil {
-		h.auditFailed(ctx, "sign_in", "", "provider/"+provider, b.From, reason.Of(err, reason.HopHub).Code)
-		return "", err
+		return nil, err
 	}
 	if f.LinkUser != "" {
-		return "", h.linkIdentity(ctx, b, f.LinkUser, who)
+		return nil, h.linkIdentity(ctx, f.LinkUser, who)
 	}
 	return h.signInAs(ctx, b, p, who)
 }
@@ -108,7 +101,7 @@ func (h *Hub) takeFlow(ctx context.Context, provider, state, cookie string) (*fl
 		return nil, stale
 	}
 	var row *store.OIDCFlow
-	err := h.store.Write(ctx, func(tx *store.Tx) (err error) { row, err = tx.TakeOIDCFlow(hashSecret(state)); return err })
+	err := h.store.Write(ctx, func(tx *store.Tx) (err error) { row, err = tx.TakeOIDCFlow(hashOf(state)); return err })
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, stale
 	}
@@ -123,7 +116,7 @@ func (h *Hub) takeFlow(ctx context.Context, provider, state, cookie string) (*fl
 	if err := json.Unmarshal(raw, f); err != nil {
 		return nil, err
 	}
-	if f.Provider != provider || subtle.ConstantTimeCompare(f.Browser, hashSecret(cookie)) != 1 {
+	if f.Provider != provider || subtle.ConstantTimeCompare(f.Browser, hashOf(cookie)) != 1 {
 		return nil, stale
 	}
 	return f, nil
@@ -229,17 +222,25 @@ func texts(v any) []string {
 	return nil
 }
 
+// identity is the account as one of u's.
+func (a *account) identity(u *store.User) *store.Identity {
+	return &store.Identity{Issuer: a.issuer, Subject: a.subject, Provider: a.provider, Email: a.email, UserID: u.ID}
+}
+
 // linkIdentity gives somebody who is signed in another way to sign in.
-func (h *Hub) linkIdentity(ctx context.Context, b Browser, userID string, who *account) error {
-	var u *store.User
-	if err := h.store.Read(ctx, func(tx *store.Tx) (err error) { u, err = tx.User(userID); return err }); err != nil {
-		return err
-	}
-	if u.Disabled {
-		return reason.New(reason.AccessDenied, reason.HopHub, "the account %s is disabled", u.Name)
-	}
-	err := h.write(h.page(ctx, u, b, "link_identity"), func(tx *store.Tx) error {
-		return tx.AddIdentity(who.identity(u, false))
+func (h *Hub) linkIdentity(ctx context.Context, userID string, who *account) error {
+	a := ActorFrom(ctx)
+	a.What = "link_identity"
+	err := h.write(ctx, func(tx *store.Tx) error {
+		u, err := tx.User(userID)
+		if err != nil {
+			return err
+		}
+		if u.Disabled {
+			return errDisabled
+		}
+		a.Name, a.UserID, a.UserName, a.Role = u.Name, u.ID, u.Name, u.Role
+		return tx.AddIdentity(who.identity(u))
 	})
 	if store.Duplicate(err) {
 		return reason.New(reason.NameConflict, reason.HopHub, "this account at %s belongs to a user already", who.provider)
@@ -249,70 +250,51 @@ func (h *Hub) linkIdentity(ctx context.Context, b Browser, userID string, who *a
 
 // signInAs signs in the user whose account it is. Somebody new becomes who was invited with this
 // e-mail address, or an admin by a group, or a visitor.
-func (h *Hub) signInAs(ctx context.Context, b Browser, p *relyingParty, who *account) (cookie string, err error) {
-	inGroup := p.spec.GetAdminGroup() != "" && slices.Contains(who.groups, p.spec.GetAdminGroup())
-	actor := &Actor{Name: who.provider + ":" + who.subject, From: b.From}
-	actor.What = "sign_in"
-	err = h.write(WithActor(ctx, actor), func(tx *store.Tx) error {
-		u, err := h.userOf(tx, who, inGroup)
+func (h *Hub) signInAs(ctx context.Context, b Browser, p *relyingParty, who *account) (in *NewSignIn, err error) {
+	a := ActorFrom(ctx)
+	err = h.write(ctx, func(tx *store.Tx) error {
+		u, err := h.userOf(tx, who)
 		if err != nil {
 			return err
 		}
-		actor.Name, actor.UserID, actor.UserName, actor.Role = u.Name, u.ID, u.Name, u.Role
-		if err := h.mapRole(tx, p, u, who, inGroup); err != nil {
+		if u.Disabled {
+			return errDisabled
+		}
+		if err := h.mapRole(tx, p, u, who); err != nil {
 			return err
 		}
-		if err := endSignIn(tx, b.Cookie); err != nil {
-			return err
-		}
-		cookie, err = h.openSignIn(tx, u, who.provider, b.From, b.UserAgent)
+		a.Name, a.UserID, a.UserName, a.Role = u.Name, u.ID, u.Name, u.Role
+		in, err = h.signIn(tx, u, b, who.provider)
 		return err
 	})
-	return cookie, err
+	return in, err
 }
 
 // userOf finds or makes the user of an account.
-func (h *Hub) userOf(tx *store.Tx, who *account, inGroup bool) (*store.User, error) {
-	u, err := tx.UserByIdentity(who.issuer, who.subject)
+func (h *Hub) userOf(tx *store.Tx, who *account) (*store.User, error) {
+	u, err := tx.UserOfIdentity(who.issuer, who.subject)
 	if err == nil || !errors.Is(err, store.ErrNotFound) {
 		return u, err
 	}
-	if who.email != "" {
-		u, err = tx.PendingByEmail(who.email)
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
+	u, err = tx.InvitedByEmail(who.email)
+	switch {
+	case err == nil:
+		u.Pending, u.EmailVerified = false, true
+		if err := tx.DropLinks(linkInvite, u.ID); err != nil {
 			return nil, err
 		}
-		if err == nil {
-			u.Pending, u.EmailVerified = false, true
-			if err := tx.DropLinks(LinkInvite, u.ID); err != nil {
-				return nil, err
-			}
-			if err := tx.SetUser(u); err != nil {
-				return nil, err
-			}
-			return u, tx.AddIdentity(who.identity(u, false))
-		}
-	}
-	u = &store.User{Role: RoleVisitor, Email: who.email, EmailVerified: who.email != "", CreatedAt: tx.Now.UnixMilli()}
-	if inGroup {
-		u.Role = RoleAdmin
-	}
-	if u.ID, err = newUserID(); err != nil {
+		return u, tx.AddIdentity(who.identity(u))
+	case !errors.Is(err, store.ErrNotFound):
 		return nil, err
 	}
+	u = &store.User{ID: newID(), Role: RoleVisitor, Email: who.email, EmailVerified: who.email != "", CreatedAt: tx.Now.UnixMilli()}
 	if u.Name, err = freeUserName(tx, who); err != nil {
 		return nil, err
 	}
-	u.NameKey = strings.ToLower(u.Name)
 	if err := tx.AddUser(u); err != nil {
 		return nil, err
 	}
-	return u, tx.AddIdentity(who.identity(u, inGroup))
-}
-
-// identity is the account as one of u's.
-func (a *account) identity(u *store.User, mapped bool) *store.Identity {
-	return &store.Identity{Issuer: a.issuer, Subject: a.subject, Provider: a.provider, Email: a.email, UserID: u.ID, Mapped: mapped}
+	return u, tx.AddIdentity(who.identity(u))
 }
 
 var notInName = regexp.MustCompile(`[^a-z0-9._-]+`)
@@ -341,27 +323,19 @@ func freeUserName(tx *store.Tx, who *account) (string, error) {
 
 // mapRole keeps the role of a user in line with the provider's admin group: who is in it is an
 // admin, who was one only by it and left is a viewer. Owners are never touched.
-func (h *Hub) mapRole(tx *store.Tx, p *relyingParty, u *store.User, who *account, inGroup bool) error {
+func (h *Hub) mapRole(tx *store.Tx, p *relyingParty, u *store.User, who *account) error {
 	if p.spec.GetAdminGroup() == "" {
 		return nil
 	}
-	i, err := tx.Identity(who.issuer, who.subject)
-	if err != nil {
-		return err
-	}
+	member := slices.Contains(who.groups, p.spec.GetAdminGroup())
 	switch {
-	case inGroup && (u.Role == RoleViewer || u.Role == RoleVisitor):
-		u.Role, i.Mapped = RoleAdmin, true
-	case !inGroup && u.Role == RoleAdmin && i.Mapped:
-		u.Role, i.Mapped = RoleViewer, false
+	case member && (u.Role == RoleViewer || u.Role == RoleVisitor):
+		u.Role, u.MappedBy = RoleAdmin, who.provider
+	case !member && u.Role == RoleAdmin && u.MappedBy == who.provider:
+		u.Role, u.MappedBy = RoleViewer, ""
 	default:
 		return nil
 	}
-	if err := tx.SetIdentity(i); err != nil {
-		return err
-	}
-	if _, err := tx.DeleteSignInsOf(u.ID, ""); err != nil {
-		return err
-	}
-	return tx.SetUser(u)
+	_, err := tx.DropSignIns(u.ID, "")
+	return err // who signs in is stored with the sign-in
 }

@@ -27,7 +27,7 @@ import (
 	"github.com/adit-dev/adit/test/need"
 )
 
-var browser = Browser{From: netip.MustParseAddr("192.0.2.7"), UserAgent: "test"}
+var browser = Browser{Address: netip.MustParseAddr("192.0.2.7"), UserAgent: "test"}
 
 // realTime lets the hub's clock be the provider's.
 func realTime(c *Config) { c.Now = time.Now }
@@ -132,15 +132,15 @@ func TestOIDCSignIn(t *testing.T) {
 	}
 	in := func(user string) (*Actor, error) {
 		t.Helper()
-		address, flow, err := h.StartOIDC(t.Context(), browser, "work", false)
+		address, flow, err := h.StartOIDC(t.Context(), "work", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		cookie, err := h.FinishOIDC(t.Context(), browser, "work", visit(t, address, redirect, user), flow)
+		in, err := h.FinishOIDC(t.Context(), browser, "work", visit(t, address, redirect, user), flow)
 		if err != nil {
 			return nil, err
 		}
-		return h.SignedIn(t.Context(), Browser{From: browser.From, Cookie: cookie})
+		return h.SignedIn(t.Context(), in.Cookie, browser.Address)
 	}
 	h.addUser(&store.User{Name: "Alice L", Role: RoleAdmin, Email: "Alice@Example.com", Pending: true})
 	h.addUser(&store.User{Name: "Bob", Role: RoleOwner, Email: "bob@example.com", Pending: true})
@@ -168,7 +168,7 @@ func TestOIDCSignIn(t *testing.T) {
 				return err
 			}
 			u.Disabled = true
-			return tx.SetUser(u)
+			return tx.PutUser(u)
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -178,7 +178,7 @@ func TestOIDCSignIn(t *testing.T) {
 		}
 	})
 	t.Run("an answer counts once, and in the browser that began", func(t *testing.T) {
-		address, flow, err := h.StartOIDC(t.Context(), browser, "work", false)
+		address, flow, err := h.StartOIDC(t.Context(), "work", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -199,7 +199,7 @@ func TestOIDCSignIn(t *testing.T) {
 			t.Errorf("used twice: %v", err)
 		}
 		// The cookie of another browser burns the flow: whoever sends the victim an answer gets nothing.
-		address, flow, err = h.StartOIDC(t.Context(), browser, "work", false)
+		address, flow, err = h.StartOIDC(t.Context(), "work", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -212,19 +212,13 @@ func TestOIDCSignIn(t *testing.T) {
 		}
 	})
 	t.Run("linking needs a young sign-in, and an account belongs to one user", func(t *testing.T) {
-		if _, _, err := h.StartOIDC(t.Context(), browser, "work", true); !reason.Is(err, reason.Unauthenticated) {
-			t.Fatal(err)
-		}
 		u := h.addUser(&store.User{Name: "dora", Role: RoleViewer})
-		var cookie string
-		err := h.store.Write(t.Context(), func(tx *store.Tx) (err error) {
-			cookie, err = h.openSignIn(tx, u, MethodPassword, browser.From, "")
-			return err
-		})
-		if err != nil {
+		dora := &Actor{Name: u.Name, UserID: u.ID, SignedIn: time.Now().Add(-time.Hour)}
+		if _, _, err := h.StartOIDC(t.Context(), "work", dora); !reason.Is(err, reason.AccessDenied) {
 			t.Fatal(err)
 		}
-		address, flow, err := h.StartOIDC(t.Context(), Browser{From: browser.From, Cookie: cookie}, "work", true)
+		dora.SignedIn = time.Now()
+		address, flow, err := h.StartOIDC(t.Context(), "work", dora)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -288,7 +282,7 @@ func TestOIDCFaults(t *testing.T) {
 	n := 0
 	in := func(change map[string]any, more ...string) (*Actor, error) {
 		t.Helper()
-		address, flow, err := h.StartOIDC(t.Context(), browser, "work", false)
+		address, flow, err := h.StartOIDC(t.Context(), "work", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,11 +300,11 @@ func TestOIDCFaults(t *testing.T) {
 		for i := 0; i+1 < len(more); i += 2 {
 			answer.Set(more[i], more[i+1])
 		}
-		cookie, err := h.FinishOIDC(t.Context(), browser, "work", answer, flow)
+		got, err := h.FinishOIDC(t.Context(), browser, "work", answer, flow)
 		if err != nil {
 			return nil, err
 		}
-		return h.SignedIn(t.Context(), Browser{From: browser.From, Cookie: cookie})
+		return h.SignedIn(t.Context(), got.Cookie, browser.Address)
 	}
 	for what, change := range map[string]map[string]any{
 		"the nonce of another sign-in": {"nonce": "other"},
@@ -352,7 +346,7 @@ func TestOIDCFaults(t *testing.T) {
 				return err
 			}
 			u.Role = RoleOwner
-			return tx.SetUser(u)
+			return tx.PutUser(u)
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -33,7 +33,9 @@ const (
 	maxProviders   = 20
 	// settingsProvider is the name of the provider that the server's flags set.
 	settingsProvider = "oidc"
-	defaultGroups    = "groups"
+	// methodPassword is a way to sign in that is no provider.
+	methodPassword = "password"
+	defaultGroups  = "groups"
 )
 
 var (
@@ -321,7 +323,7 @@ func (h *Hub) checkProvider(p *hubv1.Provider) error {
 	if !providerName.MatchString(p.GetName()) {
 		return invalid("provider.name", p.GetName(), "use 1 to 32 of a-z, 0-9 and \"-\"", "is no name")
 	}
-	if p.GetName() == MethodPassword || h.cfg.OIDC.Issuer != "" && p.GetName() == settingsProvider {
+	if p.GetName() == methodPassword || h.cfg.OIDC.Issuer != "" && p.GetName() == settingsProvider {
 		return invalid("provider.name", p.GetName(), "choose another name", "is taken by the server itself")
 	}
 	u, err := url.Parse(p.GetIssuer())
@@ -350,14 +352,12 @@ func (h *Hub) DeleteProvider(ctx context.Context, name string) error {
 		return invalid("name", name, "start the server without --oidc-issuer", "is set by the server's flags")
 	}
 	err := h.write(ctx, func(tx *store.Tx) error {
-		if _, err := tx.Provider(name); err != nil {
-			return err
+		there, err := tx.DropProvider(name)
+		if err == nil && !there {
+			return notFound("sign-in provider", name, "list them with the API, ProviderService/ListProviders")
 		}
-		return tx.DeleteProvider(name)
+		return err
 	})
-	if errors.Is(err, store.ErrNotFound) {
-		return notFound("sign-in provider", name, "list them with the API, ProviderService/ListProviders")
-	}
 	h.forgetProvider(name)
 	return err
 }

@@ -956,6 +956,192 @@ func (x *ResetUserResponse) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+type CreateSignInLinkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSignInLinkRequest) Reset() {
+	*x = CreateSignInLinkRequest{}
+	mi := &file_hub_v1_accounts_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSignInLinkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSignInLinkRequest) ProtoMessage() {}
+
+func (x *CreateSignInLinkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_accounts_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSignInLinkRequest.ProtoReflect.Descriptor instead.
+func (*CreateSignInLinkRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *CreateSignInLinkRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type CreateSignInLinkResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Shown once; good for an hour, once.
+	Url           string                 `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSignInLinkResponse) Reset() {
+	*x = CreateSignInLinkResponse{}
+	mi := &file_hub_v1_accounts_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSignInLinkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSignInLinkResponse) ProtoMessage() {}
+
+func (x *CreateSignInLinkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_accounts_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSignInLinkResponse.ProtoReflect.Descriptor instead.
+func (*CreateSignInLinkResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CreateSignInLinkResponse) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *CreateSignInLinkResponse) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+type CreateSetupLinkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSetupLinkRequest) Reset() {
+	*x = CreateSetupLinkRequest{}
+	mi := &file_hub_v1_accounts_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSetupLinkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSetupLinkRequest) ProtoMessage() {}
+
+func (x *CreateSetupLinkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_accounts_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSetupLinkRequest.ProtoReflect.Descriptor instead.
+func (*CreateSetupLinkRequest) Descriptor() ([]byte, []int) {
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{18}
+}
+
+type CreateSetupLinkResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Shown once; good for 24 hours, once.
+	Url           string                 `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSetupLinkResponse) Reset() {
+	*x = CreateSetupLinkResponse{}
+	mi := &file_hub_v1_accounts_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSetupLinkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSetupLinkResponse) ProtoMessage() {}
+
+func (x *CreateSetupLinkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_hub_v1_accounts_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSetupLinkResponse.ProtoReflect.Descriptor instead.
+func (*CreateSetupLinkResponse) Descriptor() ([]byte, []int) {
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *CreateSetupLinkResponse) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
+func (x *CreateSetupLinkResponse) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
 type SignIn struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -965,7 +1151,7 @@ type SignIn struct {
 	CreatedAt  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	LastSeenAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_seen_at,json=lastSeenAt,proto3" json:"last_seen_at,omitempty"`
 	ExpiresAt  *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
-	// How: password, or the name of a provider.
+	// How: password, link, device (a tool, by adit login), or the name of a provider.
 	Method        string `protobuf:"bytes,8,opt,name=method,proto3" json:"method,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -973,7 +1159,7 @@ type SignIn struct {
 
 func (x *SignIn) Reset() {
 	*x = SignIn{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[16]
+	mi := &file_hub_v1_accounts_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +1171,7 @@ func (x *SignIn) String() string {
 func (*SignIn) ProtoMessage() {}
 
 func (x *SignIn) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[16]
+	mi := &file_hub_v1_accounts_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,7 +1184,7 @@ func (x *SignIn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignIn.ProtoReflect.Descriptor instead.
 func (*SignIn) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{16}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SignIn) GetId() string {
@@ -1058,17 +1244,18 @@ func (x *SignIn) GetMethod() string {
 }
 
 type ListSessionsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	PageSize      uint32                 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
-	PageToken     string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	PageSize  uint32                 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken string                 `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Empty = the caller's own, "*" = everybody's.
+	User          string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[17]
+	mi := &file_hub_v1_accounts_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1267,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[17]
+	mi := &file_hub_v1_accounts_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1280,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{17}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListSessionsRequest) GetPageSize() uint32 {
@@ -1127,7 +1314,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[18]
+	mi := &file_hub_v1_accounts_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1326,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[18]
+	mi := &file_hub_v1_accounts_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1339,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{18}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SignIn {
@@ -1180,7 +1367,7 @@ type RevokeSessionRequest struct {
 
 func (x *RevokeSessionRequest) Reset() {
 	*x = RevokeSessionRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[19]
+	mi := &file_hub_v1_accounts_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1192,7 +1379,7 @@ func (x *RevokeSessionRequest) String() string {
 func (*RevokeSessionRequest) ProtoMessage() {}
 
 func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[19]
+	mi := &file_hub_v1_accounts_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1205,7 +1392,7 @@ func (x *RevokeSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionRequest.ProtoReflect.Descriptor instead.
 func (*RevokeSessionRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{19}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RevokeSessionRequest) GetId() string {
@@ -1231,7 +1418,7 @@ type RevokeSessionResponse struct {
 
 func (x *RevokeSessionResponse) Reset() {
 	*x = RevokeSessionResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[20]
+	mi := &file_hub_v1_accounts_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1430,7 @@ func (x *RevokeSessionResponse) String() string {
 func (*RevokeSessionResponse) ProtoMessage() {}
 
 func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[20]
+	mi := &file_hub_v1_accounts_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1443,7 @@ func (x *RevokeSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeSessionResponse.ProtoReflect.Descriptor instead.
 func (*RevokeSessionResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{20}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RevokeSessionResponse) GetRevoked() uint32 {
@@ -1281,7 +1468,7 @@ type Key struct {
 	ExpiresAt    *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	LastUsedAt   *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=last_used_at,json=lastUsedAt,proto3" json:"last_used_at,omitempty"`
 	LastUsedFrom string                 `protobuf:"bytes,9,opt,name=last_used_from,json=lastUsedFrom,proto3" json:"last_used_from,omitempty"`
-	// Begins with these characters.
+	// Its first and last characters.
 	Prefix string `protobuf:"bytes,10,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	// Set for an operator's key.
 	Operator      bool `protobuf:"varint,11,opt,name=operator,proto3" json:"operator,omitempty"`
@@ -1291,7 +1478,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[21]
+	mi := &file_hub_v1_accounts_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1490,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[21]
+	mi := &file_hub_v1_accounts_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +1503,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{21}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Key) GetId() string {
@@ -1404,14 +1591,16 @@ type CreateKeyRequest struct {
 	// Unset = 90 days; for an operator's, never.
 	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	// Makes an operator's key of this name instead of a person's.
-	Operator      bool `protobuf:"varint,5,opt,name=operator,proto3" json:"operator,omitempty"`
+	Operator bool `protobuf:"varint,5,opt,name=operator,proto3" json:"operator,omitempty"`
+	// Whose key; empty = the caller's. Owners only.
+	User          string `protobuf:"bytes,6,opt,name=user,proto3" json:"user,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[22]
+	mi := &file_hub_v1_accounts_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1423,7 +1612,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[22]
+	mi := &file_hub_v1_accounts_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1436,7 +1625,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{22}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -1474,6 +1663,13 @@ func (x *CreateKeyRequest) GetOperator() bool {
 	return false
 }
 
+func (x *CreateKeyRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
 type CreateKeyResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   *Key                   `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -1485,7 +1681,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[23]
+	mi := &file_hub_v1_accounts_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1497,7 +1693,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[23]
+	mi := &file_hub_v1_accounts_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1510,7 +1706,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{23}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateKeyResponse) GetKey() *Key {
@@ -1539,7 +1735,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[24]
+	mi := &file_hub_v1_accounts_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1747,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[24]
+	mi := &file_hub_v1_accounts_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1760,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{24}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListKeysRequest) GetPageSize() uint32 {
@@ -1598,7 +1794,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[25]
+	mi := &file_hub_v1_accounts_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1610,7 +1806,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[25]
+	mi := &file_hub_v1_accounts_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1623,7 +1819,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{25}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -1650,7 +1846,7 @@ type DeleteKeyRequest struct {
 
 func (x *DeleteKeyRequest) Reset() {
 	*x = DeleteKeyRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[26]
+	mi := &file_hub_v1_accounts_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1662,7 +1858,7 @@ func (x *DeleteKeyRequest) String() string {
 func (*DeleteKeyRequest) ProtoMessage() {}
 
 func (x *DeleteKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[26]
+	mi := &file_hub_v1_accounts_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1675,7 +1871,7 @@ func (x *DeleteKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteKeyRequest.ProtoReflect.Descriptor instead.
 func (*DeleteKeyRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{26}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeleteKeyRequest) GetId() string {
@@ -1693,7 +1889,7 @@ type DeleteKeyResponse struct {
 
 func (x *DeleteKeyResponse) Reset() {
 	*x = DeleteKeyResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[27]
+	mi := &file_hub_v1_accounts_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1901,7 @@ func (x *DeleteKeyResponse) String() string {
 func (*DeleteKeyResponse) ProtoMessage() {}
 
 func (x *DeleteKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[27]
+	mi := &file_hub_v1_accounts_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1914,7 @@ func (x *DeleteKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteKeyResponse.ProtoReflect.Descriptor instead.
 func (*DeleteKeyResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{27}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{31}
 }
 
 // Provider is an OpenID Connect provider that people sign in with.
@@ -1729,7 +1925,7 @@ type Provider struct {
 	DisplayName string `protobuf:"bytes,2,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"`
 	Issuer      string `protobuf:"bytes,3,opt,name=issuer,proto3" json:"issuer,omitempty"`
 	ClientId    string `protobuf:"bytes,4,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
-	// Write only.
+	// Write only; empty keeps the one that is stored.
 	ClientSecret string `protobuf:"bytes,5,opt,name=client_secret,json=clientSecret,proto3" json:"client_secret,omitempty"`
 	// Default "groups".
 	GroupsClaim string `protobuf:"bytes,6,opt,name=groups_claim,json=groupsClaim,proto3" json:"groups_claim,omitempty"`
@@ -1749,7 +1945,7 @@ type Provider struct {
 
 func (x *Provider) Reset() {
 	*x = Provider{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[28]
+	mi := &file_hub_v1_accounts_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1957,7 @@ func (x *Provider) String() string {
 func (*Provider) ProtoMessage() {}
 
 func (x *Provider) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[28]
+	mi := &file_hub_v1_accounts_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1970,7 @@ func (x *Provider) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Provider.ProtoReflect.Descriptor instead.
 func (*Provider) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{28}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Provider) GetName() string {
@@ -1862,7 +2058,7 @@ type ListProvidersRequest struct {
 
 func (x *ListProvidersRequest) Reset() {
 	*x = ListProvidersRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[29]
+	mi := &file_hub_v1_accounts_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2070,7 @@ func (x *ListProvidersRequest) String() string {
 func (*ListProvidersRequest) ProtoMessage() {}
 
 func (x *ListProvidersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[29]
+	mi := &file_hub_v1_accounts_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2083,7 @@ func (x *ListProvidersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProvidersRequest.ProtoReflect.Descriptor instead.
 func (*ListProvidersRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{29}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{33}
 }
 
 type ListProvidersResponse struct {
@@ -1899,7 +2095,7 @@ type ListProvidersResponse struct {
 
 func (x *ListProvidersResponse) Reset() {
 	*x = ListProvidersResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[30]
+	mi := &file_hub_v1_accounts_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2107,7 @@ func (x *ListProvidersResponse) String() string {
 func (*ListProvidersResponse) ProtoMessage() {}
 
 func (x *ListProvidersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[30]
+	mi := &file_hub_v1_accounts_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2120,7 @@ func (x *ListProvidersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProvidersResponse.ProtoReflect.Descriptor instead.
 func (*ListProvidersResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{30}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListProvidersResponse) GetProviders() []*Provider {
@@ -1943,7 +2139,7 @@ type SetProviderRequest struct {
 
 func (x *SetProviderRequest) Reset() {
 	*x = SetProviderRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[31]
+	mi := &file_hub_v1_accounts_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2151,7 @@ func (x *SetProviderRequest) String() string {
 func (*SetProviderRequest) ProtoMessage() {}
 
 func (x *SetProviderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[31]
+	mi := &file_hub_v1_accounts_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2164,7 @@ func (x *SetProviderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetProviderRequest.ProtoReflect.Descriptor instead.
 func (*SetProviderRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{31}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetProviderRequest) GetProvider() *Provider {
@@ -1987,7 +2183,7 @@ type SetProviderResponse struct {
 
 func (x *SetProviderResponse) Reset() {
 	*x = SetProviderResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[32]
+	mi := &file_hub_v1_accounts_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2195,7 @@ func (x *SetProviderResponse) String() string {
 func (*SetProviderResponse) ProtoMessage() {}
 
 func (x *SetProviderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[32]
+	mi := &file_hub_v1_accounts_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2208,7 @@ func (x *SetProviderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetProviderResponse.ProtoReflect.Descriptor instead.
 func (*SetProviderResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{32}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetProviderResponse) GetProvider() *Provider {
@@ -2031,7 +2227,7 @@ type DeleteProviderRequest struct {
 
 func (x *DeleteProviderRequest) Reset() {
 	*x = DeleteProviderRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[33]
+	mi := &file_hub_v1_accounts_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2239,7 @@ func (x *DeleteProviderRequest) String() string {
 func (*DeleteProviderRequest) ProtoMessage() {}
 
 func (x *DeleteProviderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[33]
+	mi := &file_hub_v1_accounts_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2252,7 @@ func (x *DeleteProviderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteProviderRequest.ProtoReflect.Descriptor instead.
 func (*DeleteProviderRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{33}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteProviderRequest) GetName() string {
@@ -2074,7 +2270,7 @@ type DeleteProviderResponse struct {
 
 func (x *DeleteProviderResponse) Reset() {
 	*x = DeleteProviderResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[34]
+	mi := &file_hub_v1_accounts_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2086,7 +2282,7 @@ func (x *DeleteProviderResponse) String() string {
 func (*DeleteProviderResponse) ProtoMessage() {}
 
 func (x *DeleteProviderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[34]
+	mi := &file_hub_v1_accounts_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2099,7 +2295,7 @@ func (x *DeleteProviderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteProviderResponse.ProtoReflect.Descriptor instead.
 func (*DeleteProviderResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{34}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{38}
 }
 
 type StartDeviceRequest struct {
@@ -2113,7 +2309,7 @@ type StartDeviceRequest struct {
 
 func (x *StartDeviceRequest) Reset() {
 	*x = StartDeviceRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[35]
+	mi := &file_hub_v1_accounts_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2321,7 @@ func (x *StartDeviceRequest) String() string {
 func (*StartDeviceRequest) ProtoMessage() {}
 
 func (x *StartDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[35]
+	mi := &file_hub_v1_accounts_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2334,7 @@ func (x *StartDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartDeviceRequest.ProtoReflect.Descriptor instead.
 func (*StartDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{35}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StartDeviceRequest) GetClient() string {
@@ -2171,7 +2367,7 @@ type StartDeviceResponse struct {
 
 func (x *StartDeviceResponse) Reset() {
 	*x = StartDeviceResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[36]
+	mi := &file_hub_v1_accounts_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2183,7 +2379,7 @@ func (x *StartDeviceResponse) String() string {
 func (*StartDeviceResponse) ProtoMessage() {}
 
 func (x *StartDeviceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[36]
+	mi := &file_hub_v1_accounts_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2196,7 +2392,7 @@ func (x *StartDeviceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartDeviceResponse.ProtoReflect.Descriptor instead.
 func (*StartDeviceResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{36}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StartDeviceResponse) GetDeviceCode() string {
@@ -2243,7 +2439,7 @@ type PollDeviceRequest struct {
 
 func (x *PollDeviceRequest) Reset() {
 	*x = PollDeviceRequest{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[37]
+	mi := &file_hub_v1_accounts_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2255,7 +2451,7 @@ func (x *PollDeviceRequest) String() string {
 func (*PollDeviceRequest) ProtoMessage() {}
 
 func (x *PollDeviceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[37]
+	mi := &file_hub_v1_accounts_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2268,7 +2464,7 @@ func (x *PollDeviceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollDeviceRequest.ProtoReflect.Descriptor instead.
 func (*PollDeviceRequest) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{37}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PollDeviceRequest) GetDeviceCode() string {
@@ -2291,7 +2487,7 @@ type PollDeviceResponse struct {
 
 func (x *PollDeviceResponse) Reset() {
 	*x = PollDeviceResponse{}
-	mi := &file_hub_v1_accounts_proto_msgTypes[38]
+	mi := &file_hub_v1_accounts_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2499,7 @@ func (x *PollDeviceResponse) String() string {
 func (*PollDeviceResponse) ProtoMessage() {}
 
 func (x *PollDeviceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_hub_v1_accounts_proto_msgTypes[38]
+	mi := &file_hub_v1_accounts_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2512,7 @@ func (x *PollDeviceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PollDeviceResponse.ProtoReflect.Descriptor instead.
 func (*PollDeviceResponse) Descriptor() ([]byte, []int) {
-	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{38}
+	return file_hub_v1_accounts_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PollDeviceResponse) GetState() string {
@@ -2413,6 +2609,17 @@ const file_hub_v1_accounts_proto_rawDesc = "" +
 	"\x11ResetUserResponse\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x129\n" +
 	"\n" +
+	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\")\n" +
+	"\x17CreateSignInLinkRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"g\n" +
+	"\x18CreateSignInLinkResponse\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\x129\n" +
+	"\n" +
+	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\x18\n" +
+	"\x16CreateSetupLinkRequest\"f\n" +
+	"\x17CreateSetupLinkResponse\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\x129\n" +
+	"\n" +
 	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xb1\x02\n" +
 	"\x06SignIn\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -2455,14 +2662,15 @@ const file_hub_v1_accounts_proto_rawDesc = "" +
 	"\x0elast_used_from\x18\t \x01(\tR\flastUsedFrom\x12\x16\n" +
 	"\x06prefix\x18\n" +
 	" \x01(\tR\x06prefix\x12\x1a\n" +
-	"\boperator\x18\v \x01(\bR\boperator\"\xab\x01\n" +
+	"\boperator\x18\v \x01(\bR\boperator\"\xbf\x01\n" +
 	"\x10CreateKeyRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06scopes\x18\x02 \x03(\tR\x06scopes\x12\x14\n" +
 	"\x05hosts\x18\x03 \x03(\tR\x05hosts\x129\n" +
 	"\n" +
 	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x1a\n" +
-	"\boperator\x18\x05 \x01(\bR\boperator\"M\n" +
+	"\boperator\x18\x05 \x01(\bR\boperator\x12\x12\n" +
+	"\x04user\x18\x06 \x01(\tR\x04user\"M\n" +
 	"\x11CreateKeyResponse\x12\"\n" +
 	"\x03key\x18\x01 \x01(\v2\x10.adit.hub.v1.KeyR\x03key\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\"_\n" +
@@ -2476,13 +2684,13 @@ const file_hub_v1_accounts_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\"\n" +
 	"\x10DeleteKeyRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x13\n" +
-	"\x11DeleteKeyResponse\"\xe0\x02\n" +
+	"\x11DeleteKeyResponse\"\xe5\x02\n" +
 	"\bProvider\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fdisplay_name\x18\x02 \x01(\tR\vdisplayName\x12\x16\n" +
 	"\x06issuer\x18\x03 \x01(\tR\x06issuer\x12\x1b\n" +
-	"\tclient_id\x18\x04 \x01(\tR\bclientId\x12#\n" +
-	"\rclient_secret\x18\x05 \x01(\tR\fclientSecret\x12!\n" +
+	"\tclient_id\x18\x04 \x01(\tR\bclientId\x12(\n" +
+	"\rclient_secret\x18\x05 \x01(\tB\x03\x80\x01\x01R\fclientSecret\x12!\n" +
 	"\fgroups_claim\x18\x06 \x01(\tR\vgroupsClaim\x12\x1f\n" +
 	"\vadmin_group\x18\a \x01(\tR\n" +
 	"adminGroup\x12\x1f\n" +
@@ -2512,14 +2720,14 @@ const file_hub_v1_accounts_proto_rawDesc = "" +
 	"\x10verification_url\x18\x03 \x01(\tR\x0fverificationUrl\x129\n" +
 	"\n" +
 	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12)\n" +
-	"\x10interval_seconds\x18\x05 \x01(\rR\x0fintervalSeconds\"4\n" +
-	"\x11PollDeviceRequest\x12\x1f\n" +
-	"\vdevice_code\x18\x01 \x01(\tR\n" +
+	"\x10interval_seconds\x18\x05 \x01(\rR\x0fintervalSeconds\"9\n" +
+	"\x11PollDeviceRequest\x12$\n" +
+	"\vdevice_code\x18\x01 \x01(\tB\x03\x80\x01\x01R\n" +
 	"deviceCode\"d\n" +
 	"\x12PollDeviceResponse\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\tR\x05token\x12\"\n" +
-	"\x03key\x18\x03 \x01(\v2\x10.adit.hub.v1.KeyR\x03key2\x9b\x04\n" +
+	"\x03key\x18\x03 \x01(\v2\x10.adit.hub.v1.KeyR\x03key2\xda\x05\n" +
 	"\vUserService\x12A\n" +
 	"\x06WhoAmI\x12\x1a.adit.hub.v1.WhoAmIRequest\x1a\x1b.adit.hub.v1.WhoAmIResponse\x12J\n" +
 	"\tListUsers\x12\x1d.adit.hub.v1.ListUsersRequest\x1a\x1e.adit.hub.v1.ListUsersResponse\x12D\n" +
@@ -2530,7 +2738,9 @@ const file_hub_v1_accounts_proto_rawDesc = "" +
 	"UpdateUser\x12\x1e.adit.hub.v1.UpdateUserRequest\x1a\x1f.adit.hub.v1.UpdateUserResponse\x12M\n" +
 	"\n" +
 	"DeleteUser\x12\x1e.adit.hub.v1.DeleteUserRequest\x1a\x1f.adit.hub.v1.DeleteUserResponse\x12J\n" +
-	"\tResetUser\x12\x1d.adit.hub.v1.ResetUserRequest\x1a\x1e.adit.hub.v1.ResetUserResponse2\xbd\x01\n" +
+	"\tResetUser\x12\x1d.adit.hub.v1.ResetUserRequest\x1a\x1e.adit.hub.v1.ResetUserResponse\x12_\n" +
+	"\x10CreateSignInLink\x12$.adit.hub.v1.CreateSignInLinkRequest\x1a%.adit.hub.v1.CreateSignInLinkResponse\x12\\\n" +
+	"\x0fCreateSetupLink\x12#.adit.hub.v1.CreateSetupLinkRequest\x1a$.adit.hub.v1.CreateSetupLinkResponse2\xbd\x01\n" +
 	"\x0eSessionService\x12S\n" +
 	"\fListSessions\x12 .adit.hub.v1.ListSessionsRequest\x1a!.adit.hub.v1.ListSessionsResponse\x12V\n" +
 	"\rRevokeSession\x12!.adit.hub.v1.RevokeSessionRequest\x1a\".adit.hub.v1.RevokeSessionResponse2\xed\x01\n" +
@@ -2560,114 +2770,124 @@ func file_hub_v1_accounts_proto_rawDescGZIP() []byte {
 	return file_hub_v1_accounts_proto_rawDescData
 }
 
-var file_hub_v1_accounts_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_hub_v1_accounts_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_hub_v1_accounts_proto_goTypes = []any{
-	(*User)(nil),                   // 0: adit.hub.v1.User
-	(*Identity)(nil),               // 1: adit.hub.v1.Identity
-	(*WhoAmIRequest)(nil),          // 2: adit.hub.v1.WhoAmIRequest
-	(*WhoAmIResponse)(nil),         // 3: adit.hub.v1.WhoAmIResponse
-	(*ListUsersRequest)(nil),       // 4: adit.hub.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),      // 5: adit.hub.v1.ListUsersResponse
-	(*GetUserRequest)(nil),         // 6: adit.hub.v1.GetUserRequest
-	(*GetUserResponse)(nil),        // 7: adit.hub.v1.GetUserResponse
-	(*InviteUserRequest)(nil),      // 8: adit.hub.v1.InviteUserRequest
-	(*InviteUserResponse)(nil),     // 9: adit.hub.v1.InviteUserResponse
-	(*UpdateUserRequest)(nil),      // 10: adit.hub.v1.UpdateUserRequest
-	(*UpdateUserResponse)(nil),     // 11: adit.hub.v1.UpdateUserResponse
-	(*DeleteUserRequest)(nil),      // 12: adit.hub.v1.DeleteUserRequest
-	(*DeleteUserResponse)(nil),     // 13: adit.hub.v1.DeleteUserResponse
-	(*ResetUserRequest)(nil),       // 14: adit.hub.v1.ResetUserRequest
-	(*ResetUserResponse)(nil),      // 15: adit.hub.v1.ResetUserResponse
-	(*SignIn)(nil),                 // 16: adit.hub.v1.SignIn
-	(*ListSessionsRequest)(nil),    // 17: adit.hub.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 18: adit.hub.v1.ListSessionsResponse
-	(*RevokeSessionRequest)(nil),   // 19: adit.hub.v1.RevokeSessionRequest
-	(*RevokeSessionResponse)(nil),  // 20: adit.hub.v1.RevokeSessionResponse
-	(*Key)(nil),                    // 21: adit.hub.v1.Key
-	(*CreateKeyRequest)(nil),       // 22: adit.hub.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),      // 23: adit.hub.v1.CreateKeyResponse
-	(*ListKeysRequest)(nil),        // 24: adit.hub.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),       // 25: adit.hub.v1.ListKeysResponse
-	(*DeleteKeyRequest)(nil),       // 26: adit.hub.v1.DeleteKeyRequest
-	(*DeleteKeyResponse)(nil),      // 27: adit.hub.v1.DeleteKeyResponse
-	(*Provider)(nil),               // 28: adit.hub.v1.Provider
-	(*ListProvidersRequest)(nil),   // 29: adit.hub.v1.ListProvidersRequest
-	(*ListProvidersResponse)(nil),  // 30: adit.hub.v1.ListProvidersResponse
-	(*SetProviderRequest)(nil),     // 31: adit.hub.v1.SetProviderRequest
-	(*SetProviderResponse)(nil),    // 32: adit.hub.v1.SetProviderResponse
-	(*DeleteProviderRequest)(nil),  // 33: adit.hub.v1.DeleteProviderRequest
-	(*DeleteProviderResponse)(nil), // 34: adit.hub.v1.DeleteProviderResponse
-	(*StartDeviceRequest)(nil),     // 35: adit.hub.v1.StartDeviceRequest
-	(*StartDeviceResponse)(nil),    // 36: adit.hub.v1.StartDeviceResponse
-	(*PollDeviceRequest)(nil),      // 37: adit.hub.v1.PollDeviceRequest
-	(*PollDeviceResponse)(nil),     // 38: adit.hub.v1.PollDeviceResponse
-	(*timestamppb.Timestamp)(nil),  // 39: google.protobuf.Timestamp
+	(*User)(nil),                     // 0: adit.hub.v1.User
+	(*Identity)(nil),                 // 1: adit.hub.v1.Identity
+	(*WhoAmIRequest)(nil),            // 2: adit.hub.v1.WhoAmIRequest
+	(*WhoAmIResponse)(nil),           // 3: adit.hub.v1.WhoAmIResponse
+	(*ListUsersRequest)(nil),         // 4: adit.hub.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),        // 5: adit.hub.v1.ListUsersResponse
+	(*GetUserRequest)(nil),           // 6: adit.hub.v1.GetUserRequest
+	(*GetUserResponse)(nil),          // 7: adit.hub.v1.GetUserResponse
+	(*InviteUserRequest)(nil),        // 8: adit.hub.v1.InviteUserRequest
+	(*InviteUserResponse)(nil),       // 9: adit.hub.v1.InviteUserResponse
+	(*UpdateUserRequest)(nil),        // 10: adit.hub.v1.UpdateUserRequest
+	(*UpdateUserResponse)(nil),       // 11: adit.hub.v1.UpdateUserResponse
+	(*DeleteUserRequest)(nil),        // 12: adit.hub.v1.DeleteUserRequest
+	(*DeleteUserResponse)(nil),       // 13: adit.hub.v1.DeleteUserResponse
+	(*ResetUserRequest)(nil),         // 14: adit.hub.v1.ResetUserRequest
+	(*ResetUserResponse)(nil),        // 15: adit.hub.v1.ResetUserResponse
+	(*CreateSignInLinkRequest)(nil),  // 16: adit.hub.v1.CreateSignInLinkRequest
+	(*CreateSignInLinkResponse)(nil), // 17: adit.hub.v1.CreateSignInLinkResponse
+	(*CreateSetupLinkRequest)(nil),   // 18: adit.hub.v1.CreateSetupLinkRequest
+	(*CreateSetupLinkResponse)(nil),  // 19: adit.hub.v1.CreateSetupLinkResponse
+	(*SignIn)(nil),                   // 20: adit.hub.v1.SignIn
+	(*ListSessionsRequest)(nil),      // 21: adit.hub.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),     // 22: adit.hub.v1.ListSessionsResponse
+	(*RevokeSessionRequest)(nil),     // 23: adit.hub.v1.RevokeSessionRequest
+	(*RevokeSessionResponse)(nil),    // 24: adit.hub.v1.RevokeSessionResponse
+	(*Key)(nil),                      // 25: adit.hub.v1.Key
+	(*CreateKeyRequest)(nil),         // 26: adit.hub.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),        // 27: adit.hub.v1.CreateKeyResponse
+	(*ListKeysRequest)(nil),          // 28: adit.hub.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),         // 29: adit.hub.v1.ListKeysResponse
+	(*DeleteKeyRequest)(nil),         // 30: adit.hub.v1.DeleteKeyRequest
+	(*DeleteKeyResponse)(nil),        // 31: adit.hub.v1.DeleteKeyResponse
+	(*Provider)(nil),                 // 32: adit.hub.v1.Provider
+	(*ListProvidersRequest)(nil),     // 33: adit.hub.v1.ListProvidersRequest
+	(*ListProvidersResponse)(nil),    // 34: adit.hub.v1.ListProvidersResponse
+	(*SetProviderRequest)(nil),       // 35: adit.hub.v1.SetProviderRequest
+	(*SetProviderResponse)(nil),      // 36: adit.hub.v1.SetProviderResponse
+	(*DeleteProviderRequest)(nil),    // 37: adit.hub.v1.DeleteProviderRequest
+	(*DeleteProviderResponse)(nil),   // 38: adit.hub.v1.DeleteProviderResponse
+	(*StartDeviceRequest)(nil),       // 39: adit.hub.v1.StartDeviceRequest
+	(*StartDeviceResponse)(nil),      // 40: adit.hub.v1.StartDeviceResponse
+	(*PollDeviceRequest)(nil),        // 41: adit.hub.v1.PollDeviceRequest
+	(*PollDeviceResponse)(nil),       // 42: adit.hub.v1.PollDeviceResponse
+	(*timestamppb.Timestamp)(nil),    // 43: google.protobuf.Timestamp
 }
 var file_hub_v1_accounts_proto_depIdxs = []int32{
-	39, // 0: adit.hub.v1.User.created_at:type_name -> google.protobuf.Timestamp
-	39, // 1: adit.hub.v1.User.last_sign_in_at:type_name -> google.protobuf.Timestamp
+	43, // 0: adit.hub.v1.User.created_at:type_name -> google.protobuf.Timestamp
+	43, // 1: adit.hub.v1.User.last_sign_in_at:type_name -> google.protobuf.Timestamp
 	1,  // 2: adit.hub.v1.User.identities:type_name -> adit.hub.v1.Identity
 	0,  // 3: adit.hub.v1.WhoAmIResponse.user:type_name -> adit.hub.v1.User
 	0,  // 4: adit.hub.v1.ListUsersResponse.users:type_name -> adit.hub.v1.User
 	0,  // 5: adit.hub.v1.GetUserResponse.user:type_name -> adit.hub.v1.User
 	0,  // 6: adit.hub.v1.InviteUserResponse.user:type_name -> adit.hub.v1.User
-	39, // 7: adit.hub.v1.InviteUserResponse.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 7: adit.hub.v1.InviteUserResponse.expires_at:type_name -> google.protobuf.Timestamp
 	0,  // 8: adit.hub.v1.UpdateUserResponse.user:type_name -> adit.hub.v1.User
-	39, // 9: adit.hub.v1.ResetUserResponse.expires_at:type_name -> google.protobuf.Timestamp
-	39, // 10: adit.hub.v1.SignIn.created_at:type_name -> google.protobuf.Timestamp
-	39, // 11: adit.hub.v1.SignIn.last_seen_at:type_name -> google.protobuf.Timestamp
-	39, // 12: adit.hub.v1.SignIn.expires_at:type_name -> google.protobuf.Timestamp
-	16, // 13: adit.hub.v1.ListSessionsResponse.sessions:type_name -> adit.hub.v1.SignIn
-	39, // 14: adit.hub.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	39, // 15: adit.hub.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	39, // 16: adit.hub.v1.Key.last_used_at:type_name -> google.protobuf.Timestamp
-	39, // 17: adit.hub.v1.CreateKeyRequest.expires_at:type_name -> google.protobuf.Timestamp
-	21, // 18: adit.hub.v1.CreateKeyResponse.key:type_name -> adit.hub.v1.Key
-	21, // 19: adit.hub.v1.ListKeysResponse.keys:type_name -> adit.hub.v1.Key
-	28, // 20: adit.hub.v1.ListProvidersResponse.providers:type_name -> adit.hub.v1.Provider
-	28, // 21: adit.hub.v1.SetProviderRequest.provider:type_name -> adit.hub.v1.Provider
-	28, // 22: adit.hub.v1.SetProviderResponse.provider:type_name -> adit.hub.v1.Provider
-	39, // 23: adit.hub.v1.StartDeviceResponse.expires_at:type_name -> google.protobuf.Timestamp
-	21, // 24: adit.hub.v1.PollDeviceResponse.key:type_name -> adit.hub.v1.Key
-	2,  // 25: adit.hub.v1.UserService.WhoAmI:input_type -> adit.hub.v1.WhoAmIRequest
-	4,  // 26: adit.hub.v1.UserService.ListUsers:input_type -> adit.hub.v1.ListUsersRequest
-	6,  // 27: adit.hub.v1.UserService.GetUser:input_type -> adit.hub.v1.GetUserRequest
-	8,  // 28: adit.hub.v1.UserService.InviteUser:input_type -> adit.hub.v1.InviteUserRequest
-	10, // 29: adit.hub.v1.UserService.UpdateUser:input_type -> adit.hub.v1.UpdateUserRequest
-	12, // 30: adit.hub.v1.UserService.DeleteUser:input_type -> adit.hub.v1.DeleteUserRequest
-	14, // 31: adit.hub.v1.UserService.ResetUser:input_type -> adit.hub.v1.ResetUserRequest
-	17, // 32: adit.hub.v1.SessionService.ListSessions:input_type -> adit.hub.v1.ListSessionsRequest
-	19, // 33: adit.hub.v1.SessionService.RevokeSession:input_type -> adit.hub.v1.RevokeSessionRequest
-	22, // 34: adit.hub.v1.KeyService.CreateKey:input_type -> adit.hub.v1.CreateKeyRequest
-	24, // 35: adit.hub.v1.KeyService.ListKeys:input_type -> adit.hub.v1.ListKeysRequest
-	26, // 36: adit.hub.v1.KeyService.DeleteKey:input_type -> adit.hub.v1.DeleteKeyRequest
-	29, // 37: adit.hub.v1.ProviderService.ListProviders:input_type -> adit.hub.v1.ListProvidersRequest
-	31, // 38: adit.hub.v1.ProviderService.SetProvider:input_type -> adit.hub.v1.SetProviderRequest
-	33, // 39: adit.hub.v1.ProviderService.DeleteProvider:input_type -> adit.hub.v1.DeleteProviderRequest
-	35, // 40: adit.hub.v1.DeviceService.StartDevice:input_type -> adit.hub.v1.StartDeviceRequest
-	37, // 41: adit.hub.v1.DeviceService.PollDevice:input_type -> adit.hub.v1.PollDeviceRequest
-	3,  // 42: adit.hub.v1.UserService.WhoAmI:output_type -> adit.hub.v1.WhoAmIResponse
-	5,  // 43: adit.hub.v1.UserService.ListUsers:output_type -> adit.hub.v1.ListUsersResponse
-	7,  // 44: adit.hub.v1.UserService.GetUser:output_type -> adit.hub.v1.GetUserResponse
-	9,  // 45: adit.hub.v1.UserService.InviteUser:output_type -> adit.hub.v1.InviteUserResponse
-	11, // 46: adit.hub.v1.UserService.UpdateUser:output_type -> adit.hub.v1.UpdateUserResponse
-	13, // 47: adit.hub.v1.UserService.DeleteUser:output_type -> adit.hub.v1.DeleteUserResponse
-	15, // 48: adit.hub.v1.UserService.ResetUser:output_type -> adit.hub.v1.ResetUserResponse
-	18, // 49: adit.hub.v1.SessionService.ListSessions:output_type -> adit.hub.v1.ListSessionsResponse
-	20, // 50: adit.hub.v1.SessionService.RevokeSession:output_type -> adit.hub.v1.RevokeSessionResponse
-	23, // 51: adit.hub.v1.KeyService.CreateKey:output_type -> adit.hub.v1.CreateKeyResponse
-	25, // 52: adit.hub.v1.KeyService.ListKeys:output_type -> adit.hub.v1.ListKeysResponse
-	27, // 53: adit.hub.v1.KeyService.DeleteKey:output_type -> adit.hub.v1.DeleteKeyResponse
-	30, // 54: adit.hub.v1.ProviderService.ListProviders:output_type -> adit.hub.v1.ListProvidersResponse
-	32, // 55: adit.hub.v1.ProviderService.SetProvider:output_type -> adit.hub.v1.SetProviderResponse
-	34, // 56: adit.hub.v1.ProviderService.DeleteProvider:output_type -> adit.hub.v1.DeleteProviderResponse
-	36, // 57: adit.hub.v1.DeviceService.StartDevice:output_type -> adit.hub.v1.StartDeviceResponse
-	38, // 58: adit.hub.v1.DeviceService.PollDevice:output_type -> adit.hub.v1.PollDeviceResponse
-	42, // [42:59] is the sub-list for method output_type
-	25, // [25:42] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	43, // 9: adit.hub.v1.ResetUserResponse.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 10: adit.hub.v1.CreateSignInLinkResponse.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 11: adit.hub.v1.CreateSetupLinkResponse.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 12: adit.hub.v1.SignIn.created_at:type_name -> google.protobuf.Timestamp
+	43, // 13: adit.hub.v1.SignIn.last_seen_at:type_name -> google.protobuf.Timestamp
+	43, // 14: adit.hub.v1.SignIn.expires_at:type_name -> google.protobuf.Timestamp
+	20, // 15: adit.hub.v1.ListSessionsResponse.sessions:type_name -> adit.hub.v1.SignIn
+	43, // 16: adit.hub.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	43, // 17: adit.hub.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 18: adit.hub.v1.Key.last_used_at:type_name -> google.protobuf.Timestamp
+	43, // 19: adit.hub.v1.CreateKeyRequest.expires_at:type_name -> google.protobuf.Timestamp
+	25, // 20: adit.hub.v1.CreateKeyResponse.key:type_name -> adit.hub.v1.Key
+	25, // 21: adit.hub.v1.ListKeysResponse.keys:type_name -> adit.hub.v1.Key
+	32, // 22: adit.hub.v1.ListProvidersResponse.providers:type_name -> adit.hub.v1.Provider
+	32, // 23: adit.hub.v1.SetProviderRequest.provider:type_name -> adit.hub.v1.Provider
+	32, // 24: adit.hub.v1.SetProviderResponse.provider:type_name -> adit.hub.v1.Provider
+	43, // 25: adit.hub.v1.StartDeviceResponse.expires_at:type_name -> google.protobuf.Timestamp
+	25, // 26: adit.hub.v1.PollDeviceResponse.key:type_name -> adit.hub.v1.Key
+	2,  // 27: adit.hub.v1.UserService.WhoAmI:input_type -> adit.hub.v1.WhoAmIRequest
+	4,  // 28: adit.hub.v1.UserService.ListUsers:input_type -> adit.hub.v1.ListUsersRequest
+	6,  // 29: adit.hub.v1.UserService.GetUser:input_type -> adit.hub.v1.GetUserRequest
+	8,  // 30: adit.hub.v1.UserService.InviteUser:input_type -> adit.hub.v1.InviteUserRequest
+	10, // 31: adit.hub.v1.UserService.UpdateUser:input_type -> adit.hub.v1.UpdateUserRequest
+	12, // 32: adit.hub.v1.UserService.DeleteUser:input_type -> adit.hub.v1.DeleteUserRequest
+	14, // 33: adit.hub.v1.UserService.ResetUser:input_type -> adit.hub.v1.ResetUserRequest
+	16, // 34: adit.hub.v1.UserService.CreateSignInLink:input_type -> adit.hub.v1.CreateSignInLinkRequest
+	18, // 35: adit.hub.v1.UserService.CreateSetupLink:input_type -> adit.hub.v1.CreateSetupLinkRequest
+	21, // 36: adit.hub.v1.SessionService.ListSessions:input_type -> adit.hub.v1.ListSessionsRequest
+	23, // 37: adit.hub.v1.SessionService.RevokeSession:input_type -> adit.hub.v1.RevokeSessionRequest
+	26, // 38: adit.hub.v1.KeyService.CreateKey:input_type -> adit.hub.v1.CreateKeyRequest
+	28, // 39: adit.hub.v1.KeyService.ListKeys:input_type -> adit.hub.v1.ListKeysRequest
+	30, // 40: adit.hub.v1.KeyService.DeleteKey:input_type -> adit.hub.v1.DeleteKeyRequest
+	33, // 41: adit.hub.v1.ProviderService.ListProviders:input_type -> adit.hub.v1.ListProvidersRequest
+	35, // 42: adit.hub.v1.ProviderService.SetProvider:input_type -> adit.hub.v1.SetProviderRequest
+	37, // 43: adit.hub.v1.ProviderService.DeleteProvider:input_type -> adit.hub.v1.DeleteProviderRequest
+	39, // 44: adit.hub.v1.DeviceService.StartDevice:input_type -> adit.hub.v1.StartDeviceRequest
+	41, // 45: adit.hub.v1.DeviceService.PollDevice:input_type -> adit.hub.v1.PollDeviceRequest
+	3,  // 46: adit.hub.v1.UserService.WhoAmI:output_type -> adit.hub.v1.WhoAmIResponse
+	5,  // 47: adit.hub.v1.UserService.ListUsers:output_type -> adit.hub.v1.ListUsersResponse
+	7,  // 48: adit.hub.v1.UserService.GetUser:output_type -> adit.hub.v1.GetUserResponse
+	9,  // 49: adit.hub.v1.UserService.InviteUser:output_type -> adit.hub.v1.InviteUserResponse
+	11, // 50: adit.hub.v1.UserService.UpdateUser:output_type -> adit.hub.v1.UpdateUserResponse
+	13, // 51: adit.hub.v1.UserService.DeleteUser:output_type -> adit.hub.v1.DeleteUserResponse
+	15, // 52: adit.hub.v1.UserService.ResetUser:output_type -> adit.hub.v1.ResetUserResponse
+	17, // 53: adit.hub.v1.UserService.CreateSignInLink:output_type -> adit.hub.v1.CreateSignInLinkResponse
+	19, // 54: adit.hub.v1.UserService.CreateSetupLink:output_type -> adit.hub.v1.CreateSetupLinkResponse
+	22, // 55: adit.hub.v1.SessionService.ListSessions:output_type -> adit.hub.v1.ListSessionsResponse
+	24, // 56: adit.hub.v1.SessionService.RevokeSession:output_type -> adit.hub.v1.RevokeSessionResponse
+	27, // 57: adit.hub.v1.KeyService.CreateKey:output_type -> adit.hub.v1.CreateKeyResponse
+	29, // 58: adit.hub.v1.KeyService.ListKeys:output_type -> adit.hub.v1.ListKeysResponse
+	31, // 59: adit.hub.v1.KeyService.DeleteKey:output_type -> adit.hub.v1.DeleteKeyResponse
+	34, // 60: adit.hub.v1.ProviderService.ListProviders:output_type -> adit.hub.v1.ListProvidersResponse
+	36, // 61: adit.hub.v1.ProviderService.SetProvider:output_type -> adit.hub.v1.SetProviderResponse
+	38, // 62: adit.hub.v1.ProviderService.DeleteProvider:output_type -> adit.hub.v1.DeleteProviderResponse
+	40, // 63: adit.hub.v1.DeviceService.StartDevice:output_type -> adit.hub.v1.StartDeviceResponse
+	42, // 64: adit.hub.v1.DeviceService.PollDevice:output_type -> adit.hub.v1.PollDeviceResponse
+	46, // [46:65] is the sub-list for method output_type
+	27, // [27:46] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_hub_v1_accounts_proto_init() }
@@ -2682,7 +2902,7 @@ func file_hub_v1_accounts_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_hub_v1_accounts_proto_rawDesc), len(file_hub_v1_accounts_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

@@ -16,8 +16,10 @@ type oidcPages struct {
 	hub *hub.Hub
 	// browser is who sends a request.
 	browser func(*http.Request) hub.Browser
-	// signedIn gives the browser the cookie of its new session.
-	signedIn func(w http.ResponseWriter, cookie string)
+	// linking is who is signed in and wants an account linked.
+	linking func(*http.Request) (*hub.Actor, error)
+	// signedIn gives the browser the cookies of its new sign-in.
+	signedIn func(w http.ResponseWriter, in *hub.NewSignIn)
 	// fail shows why it did not work.
 	fail func(w http.ResponseWriter, r *http.Request, err error)
 }
@@ -25,7 +27,15 @@ type oidcPages struct {
 // start is the POST of a form: it goes to the provider. The form's link=1 links the account to who
 // is signed in.
 func (p *oidcPages) start(w http.ResponseWriter, r *http.Request) {
-	address, cookie, err := p.hub.StartOIDC(r.Context(), p.browser(r), r.PathValue("name"), r.PostFormValue("link") == "1")
+	var who *hub.Actor
+	var err error
+	if r.PostFormValue("link") == "1" {
+		if who, err = p.linking(r); err != nil {
+			p.fail(w, r, err)
+			return
+		}
+	}
+	address, cookie, err := p.hub.StartOIDC(r.Context(), r.PathValue("name"), who)
 	if err != nil {
 		p.fail(w, r, err)
 		return
@@ -41,14 +51,14 @@ func (p *oidcPages) callback(w http.ResponseWriter, r *http.Request) {
 		flow = c.Value
 	}
 	http.SetCookie(w, &http.Cookie{Name: flowCookie, Path: "/", MaxAge: -1, Secure: true, HttpOnly: true, SameSite: http.SameSiteLaxMode})
-	cookie, err := p.hub.FinishOIDC(r.Context(), p.browser(r), r.PathValue("name"), r.URL.Query(), flow)
+	in, err := p.hub.FinishOIDC(r.Context(), p.browser(r), r.PathValue("name"), r.URL.Query(), flow)
 	if err != nil {
 		p.fail(w, r, err)
 		return
 	}
 	next := "/account"
-	if cookie != "" {
-		p.signedIn(w, cookie)
+	if in != nil {
+		p.signedIn(w, in)
 		next = "/"
 	}
 	// A redirect would go on as the provider's navigation, without the Strict cookie of the

@@ -44,8 +44,12 @@ func (g *guard) before(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		ctx, err := g.admit(r.Context(), r.URL.Path, r.Header, r.RemoteAddr)
+		a, err := g.admit(r.Context(), r.URL.Path, r.Header, r.RemoteAddr)
+		ctx := hub.WithActor(r.Context(), a)
 		if err != nil {
+			if a.Name != "" || r.Header.Get("Authorization") != "" {
+				g.refused(ctx, r.URL.Path, err)
+			}
 			_ = refuse.Write(w, r, g.done(r.URL.Path, err))
 			return
 		}
@@ -67,7 +71,9 @@ func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		var resp connect.AnyResponse
 		err := admitted(ctx, req.Spec().Procedure)
 		if err == nil {
+			describe(hub.ActorFrom(ctx), req.Spec().Procedure, req.Any())
 			resp, err = next(ctx, req)
+			g.hub.Finished(ctx, err)
 		}
 		if err = g.done(req.Spec().Procedure, err); err != nil {
 			return nil, err
@@ -86,42 +92,60 @@ func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		err := admitted(ctx, conn.Spec().Procedure)
 		if err == nil {
-			err = next(ctx, conn)
+			err = g.stream(ctx, conn, next)
 		}
 		return g.done(conn.Spec().Procedure, err)
 	}
 }
 
-// admit tells whether the caller may call procedure; the context that it returns says who calls.
-func (g *guard) admit(ctx context.Context, procedure string, header http.Header, peer string) (context.Context, error) {
+// admit tells who calls, and whether they may call procedure.
+func (g *guard) admit(ctx context.Context, procedure string, header http.Header, peer string) (*hub.Actor, error) {
 	need := access[procedure]
-	var from netip.Addr
+	a := &hub.Actor{}
 	if ap, err := netip.ParseAddrPort(peer); err == nil {
-		from = ap.Addr().Unmap()
+		a.From = ap.Addr().Unmap()
 	}
 	caller, machine := hublink.CallerFrom(ctx)
 	switch {
 	case len(need.machines) > 0 && !machine:
-		return nil, reason.New(reason.Unauthenticated, reason.HopHub, "%s is for agents and edges, which prove themselves with a token", procedure)
+		return a, reason.New(reason.Unauthenticated, reason.HopHub, "%s is for agents and edges, which prove themselves with a token", procedure)
 	case len(need.machines) > 0:
 		if !slices.Contains(need.machines, caller.Role) {
-			return nil, reason.New(reason.AccessDenied, reason.HopHub, "%s is not for the role %s", procedure, caller.Role)
+			return a, reason.New(reason.AccessDenied, reason.HopHub, "%s is not for the role %s", procedure, caller.Role)
 		}
-		return hub.WithActor(ctx, &hub.Actor{Name: caller.Credential.GetName(), From: from}), nil
+		a.Name, a.Machine = caller.Credential.GetKind()+":"+caller.Credential.GetName(), true
+		return a, nil
 	case machine:
-		return nil, reason.New(reason.AccessDenied, reason.HopHub, "%s is for people with a key, not for tokens", procedure)
+		return a, reason.New(reason.AccessDenied, reason.HopHub, "%s is for people with a key, not for tokens", procedure)
 	case need.open:
-		return hub.WithActor(ctx, &hub.Actor{From: from}), nil
+		return a, nil
 	}
-	key, _ := strings.CutPrefix(header.Get("Authorization"), "Bearer ")
-	a, err := g.hub.Authenticate(ctx, strings.TrimSpace(key), from)
-	if err != nil {
-		return nil, err
+	// Pages of the dashboard call as whoever signed in there.
+	who, err := asSignedIn(ctx), error(nil)
+	if who == nil {
+		key, _ := strings.CutPrefix(header.Get("Authorization"), "Bearer ")
+		if who, err = g.hub.Authenticate(ctx, strings.TrimSpace(key), a.From); who == nil {
+			return a, err
+		}
 	}
-	if err := g.may(a, procedure); err != nil {
-		return nil, err
+	if err == nil {
+		err = g.may(who, procedure)
 	}
-	return hub.WithActor(ctx, a), nil
+	return who, err
+}
+
+type signedInKey struct{}
+
+// asSignedIn is who a page calls for; nil for calls from outside. Only this process can set it.
+func asSignedIn(ctx context.Context) *hub.Actor {
+	a, _ := ctx.Value(signedInKey{}).(*hub.Actor)
+	if a == nil {
+		return nil
+	}
+	// One actor is one call.
+	one := *a
+	one.What = ""
+	return &one
 }
 
 // may tells whether a person may call procedure.

@@ -13,11 +13,7 @@ type people struct {
 	hub *hub.Hub
 
 	hubv1connect.UnimplementedAgentServiceHandler
-	hubv1connect.UnimplementedUserServiceHandler
-	hubv1connect.UnimplementedSessionServiceHandler
-	hubv1connect.UnimplementedKeyServiceHandler
 	hubv1connect.UnimplementedDeviceServiceHandler
-	hubv1connect.UnimplementedAuditServiceHandler
 }
 
 func (p people) CreateInvite(ctx context.Context, r *hubv1.CreateInviteRequest) (*hubv1.CreateInviteResponse, error) {

@@ -106,8 +106,12 @@ var access = map[string]who{
 	hubv1connect.UserServiceDeleteUserProcedure: {people: admin, scope: noScope, fresh: true},
 	hubv1connect.UserServiceResetUserProcedure:  {people: owner, scope: noScope, local: true},
 
-	hubv1connect.SessionServiceListSessionsProcedure:  {people: viewer, scope: noScope},
-	hubv1connect.SessionServiceRevokeSessionProcedure: {people: viewer, scope: noScope},
+	hubv1connect.UserServiceCreateSignInLinkProcedure: {people: owner, scope: noScope, local: true},
+	hubv1connect.UserServiceCreateSetupLinkProcedure:  {people: owner, scope: noScope, local: true},
+
+	hubv1connect.SessionServiceListSessionsProcedure: {people: visitor, scope: noScope},
+	// A tool with any key may end its own sign-in.
+	hubv1connect.SessionServiceRevokeSessionProcedure: {people: visitor, scope: anyScope},
 
 	hubv1connect.KeyServiceCreateKeyProcedure: {people: viewer, scope: noScope, fresh: true},
 	hubv1connect.KeyServiceDeleteKeyProcedure: {people: viewer, scope: noScope, fresh: true},

@@ -48,6 +48,9 @@ type server struct {
 	dir  string
 	reg  *prometheus.Registry
 	stop func()
+
+	shared     *http.Client
+	sharedBase string
 }
 
 func start(t *testing.T) *server {

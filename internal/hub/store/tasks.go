@@ -124,24 +124,16 @@ func (t *Tx) DeleteForwarder(id string) error {
 
 // KeyUser is the user of an API key that is there and has not expired; nil = there is none.
 func (t *Tx) KeyUser(id string) (*User, error) {
-	k, err := one[APIKey](t, "id = ?", id)
-	if err != nil || k.ExpiresAt != 0 && k.ExpiresAt <= t.Now.UnixMilli() {
+	u, err := t.user("id = (SELECT user_id FROM api_keys WHERE id = ? AND (expires_at = 0 OR expires_at > ?))", id, t.Now.UnixMilli())
+	if err != nil {
 		return nil, absent(err)
 	}
-	return t.userOrNil(k.UserID)
+	return u, nil
 }
 
 // SignInUser is the user of a sign-in that is there and has not expired; nil = there is none.
 func (t *Tx) SignInUser(id string) (*User, error) {
-	s, err := one[SignIn](t, "id = ?", id)
-	if err != nil || s.ExpiresAt <= t.Now.UnixMilli() {
-		return nil, absent(err)
-	}
-	return t.userOrNil(s.UserID)
-}
-
-func (t *Tx) userOrNil(id string) (*User, error) {
-	u, err := one[User](t, "id = ?", id)
+	u, err := t.user("id = (SELECT user_id FROM sign_ins WHERE id = ? AND expires_at > ?)", id, t.Now.UnixMilli())
 	if err != nil {
 		return nil, absent(err)
 	}

@@ -57,6 +57,12 @@ const (
 	UserServiceDeleteUserProcedure = "/adit.hub.v1.UserService/DeleteUser"
 	// UserServiceResetUserProcedure is the fully-qualified name of the UserService's ResetUser RPC.
 	UserServiceResetUserProcedure = "/adit.hub.v1.UserService/ResetUser"
+	// UserServiceCreateSignInLinkProcedure is the fully-qualified name of the UserService's
+	// CreateSignInLink RPC.
+	UserServiceCreateSignInLinkProcedure = "/adit.hub.v1.UserService/CreateSignInLink"
+	// UserServiceCreateSetupLinkProcedure is the fully-qualified name of the UserService's
+	// CreateSetupLink RPC.
+	UserServiceCreateSetupLinkProcedure = "/adit.hub.v1.UserService/CreateSetupLink"
 	// SessionServiceListSessionsProcedure is the fully-qualified name of the SessionService's
 	// ListSessions RPC.
 	SessionServiceListSessionsProcedure = "/adit.hub.v1.SessionService/ListSessions"
@@ -100,6 +106,11 @@ type UserServiceClient interface {
 	DeleteUser(context.Context, *v1.DeleteUserRequest) (*v1.DeleteUserResponse, error)
 	// ResetUser makes a one-time link that sets a new password; from the server's own host only.
 	ResetUser(context.Context, *v1.ResetUserRequest) (*v1.ResetUserResponse, error)
+	// CreateSignInLink makes a one-time link that signs a user in; from the server's own host only.
+	CreateSignInLink(context.Context, *v1.CreateSignInLinkRequest) (*v1.CreateSignInLinkResponse, error)
+	// CreateSetupLink makes a one-time link with which the first owner makes their account; from the
+	// server's own host only. Refused once there is an owner.
+	CreateSetupLink(context.Context, *v1.CreateSetupLinkRequest) (*v1.CreateSetupLinkResponse, error)
 }
 
 // NewUserServiceClient constructs a client for the adit.hub.v1.UserService service. By default, it
@@ -155,18 +166,32 @@ func NewUserServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(userServiceMethods.ByName("ResetUser")),
 			connect.WithClientOptions(opts...),
 		),
+		createSignInLink: connect.NewClient[v1.CreateSignInLinkRequest, v1.CreateSignInLinkResponse](
+			httpClient,
+			baseURL+UserServiceCreateSignInLinkProcedure,
+			connect.WithSchema(userServiceMethods.ByName("CreateSignInLink")),
+			connect.WithClientOptions(opts...),
+		),
+		createSetupLink: connect.NewClient[v1.CreateSetupLinkRequest, v1.CreateSetupLinkResponse](
+			httpClient,
+			baseURL+UserServiceCreateSetupLinkProcedure,
+			connect.WithSchema(userServiceMethods.ByName("CreateSetupLink")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // userServiceClient implements UserServiceClient.
 type userServiceClient struct {
-	whoAmI     *connect.Client[v1.WhoAmIRequest, v1.WhoAmIResponse]
-	listUsers  *connect.Client[v1.ListUsersRequest, v1.ListUsersResponse]
-	getUser    *connect.Client[v1.GetUserRequest, v1.GetUserResponse]
-	inviteUser *connect.Client[v1.InviteUserRequest, v1.InviteUserResponse]
-	updateUser *connect.Client[v1.UpdateUserRequest, v1.UpdateUserResponse]
-	deleteUser *connect.Client[v1.DeleteUserRequest, v1.DeleteUserResponse]
-	resetUser  *connect.Client[v1.ResetUserRequest, v1.ResetUserResponse]
+	whoAmI           *connect.Client[v1.WhoAmIRequest, v1.WhoAmIResponse]
+	listUsers        *connect.Client[v1.ListUsersRequest, v1.ListUsersResponse]
+	getUser          *connect.Client[v1.GetUserRequest, v1.GetUserResponse]
+	inviteUser       *connect.Client[v1.InviteUserRequest, v1.InviteUserResponse]
+	updateUser       *connect.Client[v1.UpdateUserRequest, v1.UpdateUserResponse]
+	deleteUser       *connect.Client[v1.DeleteUserRequest, v1.DeleteUserResponse]
+	resetUser        *connect.Client[v1.ResetUserRequest, v1.ResetUserResponse]
+	createSignInLink *connect.Client[v1.CreateSignInLinkRequest, v1.CreateSignInLinkResponse]
+	createSetupLink  *connect.Client[v1.CreateSetupLinkRequest, v1.CreateSetupLinkResponse]
 }
 
 // WhoAmI calls adit.hub.v1.UserService.WhoAmI.
@@ -232,6 +257,24 @@ func (c *userServiceClient) ResetUser(ctx context.Context, req *v1.ResetUserRequ
 	return nil, err
 }
 
+// CreateSignInLink calls adit.hub.v1.UserService.CreateSignInLink.
+func (c *userServiceClient) CreateSignInLink(ctx context.Context, req *v1.CreateSignInLinkRequest) (*v1.CreateSignInLinkResponse, error) {
+	response, err := c.createSignInLink.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// CreateSetupLink calls adit.hub.v1.UserService.CreateSetupLink.
+func (c *userServiceClient) CreateSetupLink(ctx context.Context, req *v1.CreateSetupLinkRequest) (*v1.CreateSetupLinkResponse, error) {
+	response, err := c.createSetupLink.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // UserServiceHandler is an implementation of the adit.hub.v1.UserService service.
 type UserServiceHandler interface {
 	// WhoAmI tells whom the credential of this call belongs to.
@@ -246,6 +289,11 @@ type UserServiceHandler interface {
 	DeleteUser(context.Context, *v1.DeleteUserRequest) (*v1.DeleteUserResponse, error)
 	// ResetUser makes a one-time link that sets a new password; from the server's own host only.
 	ResetUser(context.Context, *v1.ResetUserRequest) (*v1.ResetUserResponse, error)
+	// CreateSignInLink makes a one-time link that signs a user in; from the server's own host only.
+	CreateSignInLink(context.Context, *v1.CreateSignInLinkRequest) (*v1.CreateSignInLinkResponse, error)
+	// CreateSetupLink makes a one-time link with which the first owner makes their account; from the
+	// server's own host only. Refused once there is an owner.
+	CreateSetupLink(context.Context, *v1.CreateSetupLinkRequest) (*v1.CreateSetupLinkResponse, error)
 }
 
 // NewUserServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -297,6 +345,18 @@ func NewUserServiceHandler(svc UserServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(userServiceMethods.ByName("ResetUser")),
 		connect.WithHandlerOptions(opts...),
 	)
+	userServiceCreateSignInLinkHandler := connect.NewUnaryHandlerSimple(
+		UserServiceCreateSignInLinkProcedure,
+		svc.CreateSignInLink,
+		connect.WithSchema(userServiceMethods.ByName("CreateSignInLink")),
+		connect.WithHandlerOptions(opts...),
+	)
+	userServiceCreateSetupLinkHandler := connect.NewUnaryHandlerSimple(
+		UserServiceCreateSetupLinkProcedure,
+		svc.CreateSetupLink,
+		connect.WithSchema(userServiceMethods.ByName("CreateSetupLink")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/adit.hub.v1.UserService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case UserServiceWhoAmIProcedure:
@@ -313,6 +373,10 @@ func NewUserServiceHandler(svc UserServiceHandler, opts ...connect.HandlerOption
 			userServiceDeleteUserHandler.ServeHTTP(w, r)
 		case UserServiceResetUserProcedure:
 			userServiceResetUserHandler.ServeHTTP(w, r)
+		case UserServiceCreateSignInLinkProcedure:
+			userServiceCreateSignInLinkHandler.ServeHTTP(w, r)
+		case UserServiceCreateSetupLinkProcedure:
+			userServiceCreateSetupLinkHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -348,6 +412,14 @@ func (UnimplementedUserServiceHandler) DeleteUser(context.Context, *v1.DeleteUse
 
 func (UnimplementedUserServiceHandler) ResetUser(context.Context, *v1.ResetUserRequest) (*v1.ResetUserResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.UserService.ResetUser is not implemented"))
+}
+
+func (UnimplementedUserServiceHandler) CreateSignInLink(context.Context, *v1.CreateSignInLinkRequest) (*v1.CreateSignInLinkResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.UserService.CreateSignInLink is not implemented"))
+}
+
+func (UnimplementedUserServiceHandler) CreateSetupLink(context.Context, *v1.CreateSetupLinkRequest) (*v1.CreateSetupLinkResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("adit.hub.v1.UserService.CreateSetupLink is not implemented"))
 }
 
 // SessionServiceClient is a client for the adit.hub.v1.SessionService service.
