@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -182,7 +183,7 @@ func TestSeveralHubs(t *testing.T) {
 		}
 		// The old one wakes up and does not know yet.
 		err := a.write(t.Context(), func(tx *store.Tx) error { return a.leading(tx) })
-		if err != errNotLeader || a.Leads() {
+		if !errors.Is(err, errNotLeader) || a.Leads() {
 			t.Errorf("%v, leads %v", err, a.Leads())
 		}
 		settle(hubs)

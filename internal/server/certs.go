@@ -23,7 +23,9 @@ type certificates struct {
 	acme     *certs.ACME
 	internal *certs.Internal
 	hubHost  string
-	log      *slog.Logger
+	// leads tells whether this hub issues for all on its database.
+	leads func() bool
+	log   *slog.Logger
 
 	mu   sync.Mutex
 	hub  *tls.Certificate
@@ -32,7 +34,7 @@ type certificates struct {
 
 // newCertificates makes the source that --tls names. changed is called when a certificate did.
 func newCertificates(ctx context.Context, cfg *config.Server, store certs.Store, changed func(), log *slog.Logger) (*certificates, error) {
-	c := &certificates{hubHost: cfg.HubHost, log: log}
+	c := &certificates{hubHost: cfg.HubHost, leads: func() bool { return true }, log: log}
 	note := func() {
 		c.mu.Lock()
 		c.next = time.Time{}
@@ -76,6 +78,9 @@ func (c *certificates) get(hello *tls.ClientHelloInfo) (*tls.Certificate, error)
 	defer c.mu.Unlock()
 	if time.Now().Before(c.next) {
 		return c.hub, nil
+	}
+	if c.acme != nil && !c.leads() {
+		return c.hub, nil // two orders for one name help nobody; the one that leads publishes it
 	}
 	got, err := c.source.Certificate(hello.Context(), c.hubHost)
 	if err != nil {

@@ -219,6 +219,7 @@ func (s *Server) startHub(ctx context.Context) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.certs.leads = h.Leads
 	h.SetIssuer(s.certs.source)
 	api := rpc.New(h)
 	s.link = api.Link()

@@ -43,7 +43,7 @@ func TestPostgresErrors(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "hunter2") {
 				t.Fatalf("got %v, want %q", err, c.want)
 			}
-			if strings.Contains(err.Error(), "--database-url") == false {
+			if !strings.Contains(err.Error(), "--database-url") {
 				t.Errorf("the setting is not named: %v", err)
 			}
 		})
