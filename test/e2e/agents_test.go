@@ -97,6 +97,7 @@ func TestAgentsFromTheCommandLine(t *testing.T) {
 		if code != "in_use" || !strings.Contains(hint, "--force") {
 			t.Error(code, hint)
 		}
+		a.WaitReadyz(50*time.Second, `"connected": true`)
 		var told struct{ Replicas int }
 		s.CLI("agents", "drain", "home").JSON(t, &told)
 		if told.Replicas != 1 {
