@@ -96,7 +96,7 @@ func (h *Hub) resealed(ctx context.Context) {
 	}
 }
 
-// Steps of a rotation of the secret key.
+// RotateStep is one step of a rotation of the secret key.
 type RotateStep int
 
 const (
