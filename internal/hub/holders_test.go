@@ -297,3 +297,24 @@ func TestSeveralHubsOneHolder(t *testing.T) {
 	refresh()
 	one.wantHolder(t, a, "b")
 }
+
+// TestBackAfterSwitchedOff has the watches of a switched off agent end after those of its return began.
+func TestBackAfterSwitchedOff(t *testing.T) {
+	h := newTestHub(t)
+	a := h.enrol("home")
+	x := h.replica(&hubv1.Invite{Id: a.GetTokenId()})
+	first, second := h.Serving(x.caller), h.Serving(x.caller)
+	if _, err := h.SetAgentEnabled(t.Context(), "home", false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.SetAgentEnabled(t.Context(), "home", true); err != nil {
+		t.Fatal(err)
+	}
+	defer h.Serving(x.caller)()
+	first()
+	second()
+	got, err := h.GetAgent(t.Context(), "home")
+	if err != nil || len(got.GetReplicas()) != 1 || got.GetReplicas()[0].GetState() == "offline" {
+		t.Errorf("%v %v", got, err)
+	}
+}

@@ -358,11 +358,13 @@ func (h *Hub) Serving(c *hublink.Caller) (end func()) {
 		return func() {}
 	}
 	k := keyOf(c)
+	var mine *agentPresence
 	h.presence.agent(k, h.cfg.Now(), func(a *agentPresence) {
+		mine = a
 		a.watches++
 		a.hostName, a.software, a.node = c.HostName, c.Software, c.NodeKey
 	})
-	return func() { h.presence.agent(k, h.cfg.Now(), func(a *agentPresence) { a.watches-- }) }
+	return func() { h.presence.watchEnded(k, mine, h.cfg.Now()) }
 }
 
 // WatcherOf is what a proven caller may see.

@@ -114,6 +114,20 @@ func (p *presence) agent(k replicaKey, now time.Time, change func(*agentPresence
 	p.note(agentItem(k))
 }
 
+// watchEnded notes the end of a watch that was counted in a. What was forgotten meanwhile, since its
+// token was revoked or switched off, is not counted down: the replica may be back already.
+func (p *presence) watchEnded(k replicaKey, a *agentPresence, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.own.agents[k] != a {
+		return
+	}
+	a.heard = now
+	a.watches--
+	p.mergeAgent(k)
+	p.note(agentItem(k))
+}
+
 // heard tells whether any edge was heard lately.
 func (p *presence) heard(now time.Time) bool {
 	p.mu.Lock()
