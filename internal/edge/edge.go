@@ -95,7 +95,8 @@ func New(cfg Config) (*Edge, error) {
 			}
 			return nil
 		},
-		Covers: e.covers, Dialer: e.dialer, TrustedProxies: cfg.TrustedProxies,
+		Failing: e.registry.fails,
+		Covers:  e.covers, Dialer: e.dialer, TrustedProxies: cfg.TrustedProxies,
 		ResponseHeader: cfg.ResponseHeaderTimeout, BodyIdle: cfg.BodyIdleTimeout,
 		Done: e.traffic.answered, Log: cfg.Log, Registry: cfg.Registry,
 	})
