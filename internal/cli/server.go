@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 
@@ -57,6 +58,13 @@ func (a *app) runServer(parent context.Context, settings *config.Server, warning
 	log.Info("server is up", "version", st.Version, "roles", st.Roles, "https", st.HTTPS, "http", st.HTTP, "admin", st.Admin, "hub", st.HubURL, "data", settings.DataDir)
 	if fp := s.CAFingerprint(); fp != "" {
 		log.Info("certificates come from the internal CA", "file", server.CAPath(settings.DataDir), "sha256", fp)
+	}
+	var terminal io.Writer
+	if telemetry.IsTerminal(a.Stderr) {
+		terminal = a.Stderr
+	}
+	if err := s.OfferSetUp(ctx, terminal); err != nil {
+		log.Error("no set-up link could be made; try `adit server setup-link`", "error", err)
 	}
 	checks := make(chan struct{})
 	go func() {

@@ -30,6 +30,7 @@ import (
 	"github.com/adit-dev/adit/internal/edge"
 	"github.com/adit-dev/adit/internal/front"
 	"github.com/adit-dev/adit/internal/hub"
+	"github.com/adit-dev/adit/internal/hub/dashboard"
 	"github.com/adit-dev/adit/internal/hub/rpc"
 	"github.com/adit-dev/adit/internal/hublink"
 	"github.com/adit-dev/adit/internal/identity"
@@ -223,7 +224,7 @@ func (s *Server) startHub(ctx context.Context) (http.Handler, error) {
 	h.SetIssuer(s.certs.source)
 	api := rpc.New(h)
 	s.link = api.Link()
-	return hubHandler(api.Handler(), c.Domain), nil
+	return hubHandler(api.Handler(), dashboard.New(h)), nil
 }
 
 func ports(in []config.PortRange) []*hubv1.PortRange {

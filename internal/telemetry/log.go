@@ -45,7 +45,7 @@ func NewLog(cfg LogConfig) *Log {
 	w := newAsyncWriter(out)
 	opts := &slog.HandlerOptions{Level: level(cfg.Level), ReplaceAttr: shorten}
 	var h slog.Handler
-	if cfg.Format == "json" || cfg.Format == "" && !isTerminal(out) {
+	if cfg.Format == "json" || cfg.Format == "" && !IsTerminal(out) {
 		opts.ReplaceAttr = readable
 		h = slog.NewJSONHandler(w, opts)
 	} else {
@@ -105,7 +105,8 @@ func shorten(groups []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-func isTerminal(w io.Writer) bool {
+// IsTerminal tells whether people read what is written to w.
+func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
