@@ -124,7 +124,7 @@ func TestStartAndStop(t *testing.T) {
 				t.Errorf("admin.key: %v %v", fi, err)
 			}
 			client := visitor(t, dir, st.HTTPS)
-			if code, body := get(t, client, "https://hub.localhost/"); code != 200 || !strings.Contains(body, "hub of <strong>localhost</strong>") {
+			if code, body := get(t, client, "https://hub.localhost/sign-in"); code != 200 || !strings.Contains(body, "<h1>Sign in</h1>") || !strings.Contains(body, "hub.localhost") {
 				t.Errorf("hub page: %d %s", code, body)
 			}
 			r, err := visitor(t, dir, st.HTTP).Get("http://hub.localhost/x?y")
