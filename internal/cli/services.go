@@ -48,10 +48,6 @@ func (c *client) keys() hubv1connect.KeyServiceClient {
 	return hubv1connect.NewKeyServiceClient(c.http, c.base, c.opts...)
 }
 
-func (c *client) providers() hubv1connect.ProviderServiceClient {
-	return hubv1connect.NewProviderServiceClient(c.http, c.base, c.opts...)
-}
-
 func (c *client) devices() hubv1connect.DeviceServiceClient {
 	return hubv1connect.NewDeviceServiceClient(c.http, c.base, c.opts...)
 }
@@ -70,8 +66,4 @@ func (c *client) notices() hubv1connect.NoticeServiceClient {
 
 func (c *client) traffic() hubv1connect.TrafficServiceClient {
 	return hubv1connect.NewTrafficServiceClient(c.http, c.base, c.opts...)
-}
-
-func (c *client) server() hubv1connect.ServerServiceClient {
-	return hubv1connect.NewServerServiceClient(c.http, c.base, c.opts...)
 }

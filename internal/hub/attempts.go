@@ -71,7 +71,7 @@ func (b budget) take(tx *store.Tx) (locked string, err error) {
 		if !perAccount && now.Sub(time.UnixMilli(max(a.Since, a.Until))) > 24*time.Hour {
 			a.Failures = 0
 		}
-		if wait := time.UnixMilli(a.Until).Sub(now); wait > 0 && !(perAccount && b.known) {
+		if wait := time.UnixMilli(a.Until).Sub(now); wait > 0 && (!perAccount || !b.known) {
 			return "", lockedOut(wait)
 		}
 		a.Failures++

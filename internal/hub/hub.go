@@ -128,6 +128,7 @@ type Hub struct {
 	conditions  *conditions
 	traffic     *traffic
 	discoveries discoveries
+	polls       polls
 	asks        *asks
 
 	stopping chan struct{}

@@ -61,6 +61,8 @@ func New(h *hub.Hub) *Dashboard {
 	post(hub.PathReset, d.reset)
 	get(hub.PathEnter, d.linkPage("enter"))
 	post(hub.PathEnter, d.enter)
+	get(hub.PathDevice, d.signedIn(d.devicePage))
+	post(hub.PathDevice, d.signedIn(d.device))
 	get("/account", d.signedIn(d.account))
 	post("/account/password", d.signedIn(d.changePassword))
 	post("/account/keys", d.signedIn(d.createKey))
@@ -101,8 +103,6 @@ func (d *Dashboard) sameOrigin(next http.HandlerFunc) http.HandlerFunc {
 		next(w, r)
 	}
 }
-
-type actorKey struct{}
 
 // signedIn shows the sign-in page to who is not signed in, and comes back afterwards.
 func (d *Dashboard) signedIn(next http.HandlerFunc) http.HandlerFunc {

@@ -5,10 +5,12 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -273,5 +275,74 @@ func TestNoPage(t *testing.T) {
 		if code, body := s.browser().get(path); code != 404 && code != 200 || strings.Contains(body, "define") {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
+	}
+}
+
+func TestDevice(t *testing.T) {
+	s := newSite(t)
+	ann := s.owner()
+	tool := hub.WithActor(t.Context(), &hub.Actor{From: netip.MustParseAddr("192.0.2.9")})
+	begin := func() *hubv1.StartDeviceResponse {
+		t.Helper()
+		d, err := s.hub.StartDevice(tool, &hubv1.StartDeviceRequest{Client: "laptop", Scopes: []string{"tunnels:read"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	poll := func(d *hubv1.StartDeviceResponse) *hubv1.PollDeviceResponse {
+		t.Helper()
+		r, err := s.hub.PollDevice(hub.WithActor(t.Context(), &hub.Actor{}), d.GetDeviceCode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	d := begin()
+	if _, body := s.browser().get("/device?code=" + d.GetUserCode()); !strings.Contains(body, "<h1>Sign in</h1>") {
+		t.Fatal("a stranger sees the tool")
+	}
+	code, body := ann.get("/device?code=" + strings.ToLower(d.GetUserCode()))
+	if code != 200 || !strings.Contains(body, d.GetUserCode()) || !strings.Contains(body, "laptop") || !strings.Contains(body, "192.0.2.9") || !strings.Contains(body, "tunnels:read") {
+		t.Fatal(code, body)
+	}
+	if code, body := ann.post("/device", "user_code", d.GetUserCode(), "answer", "approve"); code != 200 || !strings.Contains(body, "signed in") {
+		t.Fatal(code, body)
+	}
+	got := poll(d)
+	if got.GetState() != "done" || !strings.HasPrefix(got.GetToken(), "adit_key_") || got.GetKey().GetUser() != "ann" {
+		t.Fatal(got)
+	}
+	a, err := s.hub.Authenticate(t.Context(), got.GetToken(), netip.MustParseAddr("192.0.2.9"))
+	if err != nil || a.UserName != "ann" || !a.Fresh(time.Now()) || len(a.Scopes) != 1 {
+		t.Fatal(a, err)
+	}
+	if _, err := s.hub.PollDevice(hub.WithActor(t.Context(), &hub.Actor{}), d.GetDeviceCode()); err == nil || !strings.Contains(err.Error(), "too often") {
+		t.Errorf("polled at once again: %v", err)
+	}
+	if code, _ := ann.get("/device?code=" + d.GetUserCode()); code != 404 {
+		t.Errorf("the code is still there: %d", code)
+	}
+	no := begin()
+	if code, body := ann.post("/device", "user_code", no.GetUserCode(), "answer", "deny"); code != 200 || !strings.Contains(body, "Denied") {
+		t.Fatal(code, body)
+	}
+	if got := poll(no); got.GetState() != "denied" || got.GetToken() != "" {
+		t.Fatal(got)
+	}
+	if got := poll(&hubv1.StartDeviceResponse{DeviceCode: "made up"}); got.GetState() != "expired" {
+		t.Fatal(got)
+	}
+	for range 10 {
+		ann.get("/device?code=BCDF-GHJK")
+	}
+	if code, _ := ann.get("/device?code=BCDF-GHJK"); code != 429 {
+		t.Errorf("codes can be guessed: %d", code)
+	}
+	for range 6 {
+		_, err = s.hub.StartDevice(tool, &hubv1.StartDeviceRequest{Client: "flood"})
+	}
+	if err == nil {
+		t.Error("one address may have any number of tools wait")
 	}
 }

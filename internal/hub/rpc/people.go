@@ -4,16 +4,12 @@ import (
 	"context"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
-	"github.com/adit-dev/adit/api/hub/v1/hubv1connect"
 	"github.com/adit-dev/adit/internal/hub"
 )
 
 // people serves people and their tools.
 type people struct {
 	hub *hub.Hub
-
-	hubv1connect.UnimplementedAgentServiceHandler
-	hubv1connect.UnimplementedDeviceServiceHandler
 }
 
 func (p people) CreateInvite(ctx context.Context, r *hubv1.CreateInviteRequest) (*hubv1.CreateInviteResponse, error) {

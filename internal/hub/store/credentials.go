@@ -174,15 +174,18 @@ func (t *Tx) DropKey(id string) error {
 type DeviceRequest struct {
 	bun.BaseModel `bun:"table:device_requests"`
 
-	Hash      []byte `bun:",pk"`
-	UserCode  string
-	Client    string
-	Address   string
-	Scopes    string
-	State     string
-	UserID    string
-	CreatedAt int64
-	ExpiresAt int64
+	Hash     []byte `bun:",pk"`
+	UserCode string
+	Client   string
+	Address  string
+	Scopes   string
+	// State is pending, approved or denied.
+	State  string
+	UserID string
+	// SignedInAt is when the one who approved had signed in.
+	SignedInAt int64
+	CreatedAt  int64
+	ExpiresAt  int64
 }
 
 // AddDeviceRequest stores one.
