@@ -3,15 +3,12 @@ package cli
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"io/fs"
-	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -20,7 +17,6 @@ import (
 
 	"github.com/adit-dev/adit/internal/config"
 	"github.com/adit-dev/adit/internal/hublink"
-	"github.com/adit-dev/adit/internal/outbound"
 	"github.com/adit-dev/adit/internal/server"
 )
 
@@ -36,17 +32,12 @@ type client struct {
 	where string
 }
 
-// loginFile is what `adit login` writes.
+// loginFile is what `adit login` wrote, empty without one.
 func (a *app) loginFile() string {
-	dir := a.getenv("XDG_CONFIG_HOME")
-	if dir == "" {
-		home := a.getenv("HOME")
-		if home == "" {
-			return ""
-		}
-		dir = filepath.Join(home, ".config")
+	path, err := a.loginPath()
+	if err != nil {
+		return ""
 	}
-	path := filepath.Join(dir, "adit", "config.yaml")
 	if _, err := os.Stat(path); err != nil {
 		return ""
 	}
@@ -79,30 +70,21 @@ func (a *app) dial(cmd *cobra.Command) (*client, error) {
 
 func remoteClient(c *config.Client) (*client, error) {
 	if c.APIKey == "" {
-		return nil, failWith(exitCredential, "unauthenticated", "give --api-key-file or ADIT_API_KEY_FILE", "there is no API key for %s", c.ServerURL)
+		return nil, failWith(exitCredential, "unauthenticated", "run adit login, or give --api-key-file or ADIT_API_KEY_FILE", "there is no API key for %s", c.ServerURL)
 	}
-	tc := &tls.Config{MinVersion: tls.VersionTLS13}
+	var roots []byte
 	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
+		raw, err := os.ReadFile(c.CAFile)
 		if err != nil {
 			return nil, usageErrorf("--ca-file: %w", err)
 		}
-		pool, err := x509.SystemCertPool()
-		if err != nil {
-			pool = x509.NewCertPool()
-		}
-		if !pool.AppendCertsFromPEM(pem) {
-			return nil, usageErrorf("--ca-file: %s holds no PEM certificate", c.CAFile)
-		}
-		tc.RootCAs = pool
+		roots = raw
 	}
-	tr := http.DefaultTransport.(*http.Transport).Clone()
-	tr.TLSClientConfig, tr.ForceAttemptHTTP2 = tc, true
-	tr.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, network, outbound.Loopback(addr))
+	pool, err := rootPool(roots)
+	if err != nil {
+		return nil, err
 	}
-	return newClient(&http.Client{Transport: tr}, c.ServerURL, c.APIKey, c.ServerURL), nil
+	return newClient(webClient(pool), c.ServerURL, c.APIKey, c.ServerURL), nil
 }
 
 // localClient reaches the hub on this host: the address from server.json, the hub's key pinned,

@@ -273,7 +273,11 @@ func (d *demo) withAgent(ctx context.Context, forced <-chan struct{}) error {
 		if d.flags.once {
 			return d.check(runCtx)
 		}
-		d.tell()
+		link, err := signInLink(runCtx, c)
+		if err != nil {
+			return fmt.Errorf("make a sign-in link: %w", err)
+		}
+		d.tell(link)
 		<-runCtx.Done()
 		return nil
 	})
@@ -325,7 +329,7 @@ func notOnline(all []tunnel) string {
 }
 
 // tell prints the addresses with command lines that work as they stand.
-func (d *demo) tell() {
+func (d *demo) tell(signIn string) {
 	out, port, ca := d.app.Stdout, portText(d.server.State().HTTPS), server.CAPath(d.dir)
 	fmt.Fprintf(out, "Adit runs on this machine: a server, an agent and four tunnels.\n\n")
 	for _, t := range []struct{ host, what string }{{d.host, "HTTP, TLS ends at the edge"}, {demoSecure, "TLS passthrough, TLS ends at the origin"}} {
@@ -334,5 +338,6 @@ func (d *demo) tell() {
 	fmt.Fprintf(out, "tcp://127.0.0.1:%d   (TCP echo)\n  (echo hello; sleep 1) | curl -s -m 2 telnet://127.0.0.1:%d\n\n", d.echoPort, d.echoPort)
 	fmt.Fprintf(out, "udp://127.0.0.1:%d   (UDP echo)\n  bash -c 'exec 3<>/dev/udp/127.0.0.1/%d; echo hello >&3; timeout 1 head -n 1 <&3'\n\n", d.echoPort, d.echoPort)
 	fmt.Fprintf(out, "To open the pages in a browser, trust %s there (it is valid for this demo only).\n", ca)
+	fmt.Fprintf(out, "The dashboard is at %s; this link signs you in, once:\n  %s\n", d.server.State().HubURL, signIn)
 	fmt.Fprintf(out, "The tunnels as the hub sees them:\n  adit tunnel list --data-dir %s\n\nCtrl-C ends it.\n", d.dir)
 }

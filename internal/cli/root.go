@@ -102,6 +102,7 @@ Start with:  adit demo`,
 		a.preflightCommand(), a.forwardCommand(), a.logsCommand(),
 		a.eventsCommand(), a.problemsCommand(), a.noticeCommand(), a.trafficCommand(),
 		a.userCommand(), a.keyCommand(), a.sessionCommand(), a.auditCommand(),
+		a.loginCommand(), a.logoutCommand(), a.whoamiCommand(),
 		a.doctorCommand(), a.configCommand(), a.versionCommand())
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(a.completionCommand(root))

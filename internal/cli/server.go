@@ -35,7 +35,7 @@ joins an existing hub as a further edge.`,
 		},
 	}
 	config.Bind(c.Flags(), config.ForServer)
-	c.AddCommand(a.backupCommand(), a.restoreCommand(), a.rotateSecretKeyCommand(), a.rotateHubKeyCommand(), a.rotateCACommand())
+	c.AddCommand(a.setupLinkCommand(), a.backupCommand(), a.restoreCommand(), a.rotateSecretKeyCommand(), a.rotateHubKeyCommand(), a.rotateCACommand())
 	return c
 }
 

@@ -116,9 +116,17 @@ func (h *Hub) Server(ctx context.Context) (*hubv1.GetServerResponse, error) {
 	out := &hubv1.GetServerResponse{
 		Version: h.cfg.Version, Domain: h.cfg.Domain, HubHost: h.cfg.HubHost, Time: stamp(h.cfg.Now().UnixMilli()), Edges: edges,
 	}
-	// Only the internal CA has a fingerprint that people compare.
+	// Only the internal CA has a fingerprint that people compare; CA shows it.
 	if ca, ok := h.issuer.(interface{ Fingerprint() string }); ok {
 		out.CaFingerprint = ca.Fingerprint()
 	}
 	return out, nil
+}
+
+// CA is the internal CA as PEM, for people who compare its fingerprint; nil without one.
+func (h *Hub) CA() []byte {
+	if ca, ok := h.issuer.(interface{ CA() []byte }); ok {
+		return ca.CA()
+	}
+	return nil
 }

@@ -51,7 +51,7 @@ func userView(u *store.User) *hubv1.User {
 // WhoAmI tells whose credential the call has.
 func (h *Hub) WhoAmI(ctx context.Context) (*hubv1.WhoAmIResponse, error) {
 	a := ActorFrom(ctx)
-	out := &hubv1.WhoAmIResponse{Name: a.Name, Role: a.Role, Scopes: a.Scopes, Hub: h.cfg.URL}
+	out := &hubv1.WhoAmIResponse{Name: a.Name, Role: a.Role, Scopes: a.Scopes, Hub: h.cfg.URL, SignInId: a.SignInID}
 	if a.UserID == "" {
 		return out, nil
 	}

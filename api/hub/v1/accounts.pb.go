@@ -272,8 +272,10 @@ type WhoAmIResponse struct {
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Role string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
 	// Of the API key; empty = everything the role may.
-	Scopes        []string `protobuf:"bytes,4,rep,name=scopes,proto3" json:"scopes,omitempty"`
-	Hub           string   `protobuf:"bytes,5,opt,name=hub,proto3" json:"hub,omitempty"`
+	Scopes []string `protobuf:"bytes,4,rep,name=scopes,proto3" json:"scopes,omitempty"`
+	Hub    string   `protobuf:"bytes,5,opt,name=hub,proto3" json:"hub,omitempty"`
+	// The sign-in of this call, for RevokeSession; empty for a key that was made.
+	SignInId      string `protobuf:"bytes,6,opt,name=sign_in_id,json=signInId,proto3" json:"sign_in_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -339,6 +341,13 @@ func (x *WhoAmIResponse) GetScopes() []string {
 func (x *WhoAmIResponse) GetHub() string {
 	if x != nil {
 		return x.Hub
+	}
+	return ""
+}
+
+func (x *WhoAmIResponse) GetSignInId() string {
+	if x != nil {
+		return x.SignInId
 	}
 	return ""
 }
@@ -2563,13 +2572,15 @@ const file_hub_v1_accounts_proto_rawDesc = "" +
 	"\x06issuer\x18\x02 \x01(\tR\x06issuer\x12\x18\n" +
 	"\asubject\x18\x03 \x01(\tR\asubject\x12\x14\n" +
 	"\x05email\x18\x04 \x01(\tR\x05email\"\x0f\n" +
-	"\rWhoAmIRequest\"\x89\x01\n" +
+	"\rWhoAmIRequest\"\xa7\x01\n" +
 	"\x0eWhoAmIResponse\x12%\n" +
 	"\x04user\x18\x01 \x01(\v2\x11.adit.hub.v1.UserR\x04user\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04role\x18\x03 \x01(\tR\x04role\x12\x16\n" +
 	"\x06scopes\x18\x04 \x03(\tR\x06scopes\x12\x10\n" +
-	"\x03hub\x18\x05 \x01(\tR\x03hub\"f\n" +
+	"\x03hub\x18\x05 \x01(\tR\x03hub\x12\x1c\n" +
+	"\n" +
+	"sign_in_id\x18\x06 \x01(\tR\bsignInId\"f\n" +
 	"\x10ListUsersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +

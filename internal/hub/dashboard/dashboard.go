@@ -49,6 +49,7 @@ func New(h *hub.Hub) *Dashboard {
 	get := func(path string, f http.HandlerFunc) { d.mux.HandleFunc("GET "+path, f) }
 	post := func(path string, f http.HandlerFunc) { d.mux.HandleFunc("POST "+path, d.sameOrigin(f)) }
 
+	get("/ca.crt", d.ca)
 	get("/{$}", d.signedIn(d.home))
 	get("/sign-in", d.signInPage)
 	post("/sign-in", d.signIn)
@@ -88,6 +89,17 @@ func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	d.mux.ServeHTTP(w, r)
+}
+
+// ca shows the internal CA to whoever wants to compare its fingerprint; it is no secret.
+func (d *Dashboard) ca(w http.ResponseWriter, r *http.Request) {
+	raw := d.hub.CA()
+	if raw == nil {
+		d.fail(w, r, reason.New(reason.NoRoute, reason.HopHub, "this hub has no CA of its own"))
+		return
+	}
+	w.Header().Set("Content-Type", "application/x-pem-file")
+	_, _ = w.Write(raw)
 }
 
 // sameOrigin refuses what another site's page sent, that of a tunnel included: tunnels are
