@@ -212,3 +212,30 @@ func TestRollout(t *testing.T) {
 		l.end(t)
 	})
 }
+
+// TestHubGone kills the hub under load and leaves it away for a while (a minute in the long form):
+// no request fails, and an agent that restarts meanwhile comes back.
+func TestHubGone(t *testing.T) {
+	away := 15 * time.Second
+	if need.Soak() {
+		away = time.Minute
+	}
+	f := newFleet(t, 2, rolling(2*time.Second))
+	var l load
+	l.start(t, f, 67)
+	f.hub.Kill()
+	gone := time.Now()
+	f.roll(t, 0)
+	for _, m := range f.members {
+		m.agents[0].WaitReady(20 * time.Second)
+	}
+	stack.Always(t, away-time.Since(gone), func() error {
+		if n := l.failed.Load(); n > 0 {
+			return fmt.Errorf("%d requests failed", n)
+		}
+		return nil
+	})
+	f.hub.Restart()
+	f.waitOnline(2)
+	l.end(t)
+}
