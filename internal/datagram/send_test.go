@@ -158,8 +158,8 @@ func TestQueueAllocates(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	if n > 2 {
-		t.Errorf("%v allocations for 8 datagrams there", n)
+	if n >= 8 { // 2 or less without the race detector, which empties pools at random
+		t.Errorf("%v allocations for 8 datagrams", n)
 	}
 	if got < 8*200 {
 		t.Errorf("%d datagrams", got)
