@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/user"
 	"path/filepath"
@@ -190,4 +192,60 @@ func TestForwardJoinedEdge(t *testing.T) {
 	if err := echoOn(again, "with the ticket at hand\n"); err != nil {
 		t.Errorf("another connection while the ticket is good: %v", err)
 	}
+}
+
+// TestForwardByKey: a key with the scope forward is enough to forward, one without is not, and a
+// deleted key ends what runs.
+func TestForwardByKey(t *testing.T) {
+	s := stack.StartServer(t, stack.ServerConfig{})
+	inv := s.Invite("home", "--hostname", "app.localhost")
+	web := serveHTTP(t, named("behind"), false)
+	stack.StartAgent(t, inv.File, stack.AgentConfig{Services: []stack.Service{stack.HTTP("app.localhost", "http://"+web)}, Args: []string{"--allow-forward", web}})
+	s.WaitOnline(1, "app.localhost")
+	var bob struct{ URL string }
+	s.CLI("user", "invite", "bob", "--role", "admin").JSON(t, &bob)
+	_, secret, _ := strings.Cut(bob.URL, "#")
+	if page := newPerson(t, s).send("POST", "/join", url.Values{"code": {secret}, "password": {"correct horse"}, "password2": {"correct horse"}}); !strings.Contains(page, "Hello, bob") {
+		t.Fatal(page)
+	}
+	key := func(scope string) []string {
+		var k struct{ Token string }
+		s.CLI("key", "create", strings.ReplaceAll(scope, ":", "-"), "--user", "bob", "--scope", scope).JSON(t, &k)
+		return []string{"ADIT_API_KEY=" + k.Token, "ADIT_SERVER_URL=" + s.URL("hub.localhost", ""), "ADIT_CA_FILE=" + s.CAFile()}
+	}
+	at := loopback(stack.FreePort(t))
+	if r := stack.Run(t, key("tunnels:read"), "forward", "home", web, "--listen", at, "-o", "json"); r.Code == 0 || !strings.Contains(r.Stderr, "access_denied") {
+		t.Errorf("a key without the scope: %s%s", r.Stdout, r.Stderr)
+	}
+	p := stack.Start(t, stack.Command{Name: "forward", Grace: 5 * time.Second, Env: key("forward"), Args: []string{"forward", "home", web, "--listen", at}})
+	p.WaitLog(20*time.Second, at+" -> ")
+	get := func() error {
+		resp, err := http.Get("http://" + at + "/")
+		if err != nil {
+			return err
+		}
+		return resp.Body.Close()
+	}
+	if err := get(); err != nil {
+		t.Fatal(err)
+	}
+	if log := s.CLI("audit", "--what", "AgentService/OpenForward").Stdout; !strings.Contains(log, `"key:forward@bob"`) {
+		t.Errorf("the audit says %s", log)
+	}
+	var keys []struct{ ID, Name string }
+	s.CLI("key", "list", "--all").JSON(t, &keys)
+	for _, k := range keys {
+		if k.Name == "forward" {
+			if r := s.CLI("key", "delete", k.ID); r.Code != 0 {
+				t.Fatal(r.Stderr)
+			}
+		}
+	}
+	stack.Eventually(t, 10*time.Second, func() error {
+		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+		if get() == nil {
+			return errors.New("the deleted key still forwards")
+		}
+		return nil
+	})
 }
