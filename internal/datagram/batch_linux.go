@@ -113,25 +113,22 @@ func growBuffers(conn *net.UDPConn) {
 	})
 }
 
-// ReadBatch waits for datagrams, hands each to use (b is valid during the call only) and returns
-// when none is left, with the number that the kernel dropped.
+// ReadBatch waits for datagrams, hands a batch of those that are there to use (b is valid during
+// the call only) and returns, with the number that the kernel dropped. It never waits with a batch
+// in hand: what the caller makes of it is often still to be flushed.
 func (s *Socket) ReadBatch(use func(from netip.AddrPort, local netip.Addr, b []byte)) (lost int, err error) {
-	for {
-		n, err := s.fill()
-		if err != nil {
-			return lost, err
-		}
-		for i := range n {
-			p := s.packet(i, &lost)
-			for more := p.from.IsValid(); more; more = len(p.data) > 0 {
-				use(p.from, p.local, p.next())
-			}
-		}
-		s.release()
-		if n < batchSize {
-			return lost, nil
+	n, err := s.fill()
+	if err != nil {
+		return 0, err
+	}
+	for i := range n {
+		p := s.packet(i, &lost)
+		for more := p.from.IsValid(); more; more = len(p.data) > 0 {
+			use(p.from, p.local, p.next())
 		}
 	}
+	s.release()
+	return lost, nil
 }
 
 // fill waits for packets and reads a batch of them; release gives the room back.

@@ -81,6 +81,21 @@ func TestReadBatch(t *testing.T) {
 	}
 }
 
+// A caller that answers after each batch, and a peer that waits for the answers, must not wait for
+// each other, however many datagrams there are.
+func TestReadBatchReturns(t *testing.T) {
+	s := listen(t, "127.0.0.1")
+	c := dial(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port(s)))
+	for n := 1; n <= 64; n++ {
+		for range n {
+			if _, err := c.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		take(t, s, n)
+	}
+}
+
 func TestLocalAddress(t *testing.T) {
 	s := listen(t, "")
 	hosts := []string{"127.0.0.1", "127.3.2.1"}

@@ -19,6 +19,9 @@ const (
 	// long it is taken without an answer.
 	sealedEvery = 250 * time.Millisecond
 	sealedTrust = 2 * time.Second
+	// sealedLook is how often QUIC is asked anew for the size of the path's packets by what is too
+	// large.
+	sealedLook = 5 * time.Millisecond
 )
 
 // sealed is the short way for the datagrams of a QUIC session: sealed packets on the socket that
@@ -51,8 +54,9 @@ type sealed struct {
 	guard pathGuard
 	to    netip.AddrPort
 	room  int
-	// asked is when the last question was sent, heard when the last answer came.
-	asked, heard time.Time
+	// asked is when the last question was sent, heard when the last answer came, looked when path
+	// was.
+	asked, heard, looked time.Time
 }
 
 // newSealed makes the way of one end of a session; agent tells which.
@@ -87,6 +91,9 @@ func (s *sealed) sendNow(head, payload []byte) bool {
 		s.ask(now)
 	}
 	size := len(head) + len(payload)
+	if size > s.room && now.Sub(s.looked) >= sealedLook {
+		s.look(now) // QUIC finds out what the path's packets hold while it carries what is too large.
+	}
 	if now.Sub(s.heard) > sealedTrust || size > s.room {
 		return false
 	}
@@ -98,11 +105,17 @@ func (s *sealed) sendNow(head, payload []byte) bool {
 	return true
 }
 
+// look sees where the other side is, and what fits a packet to it. The caller holds mu.
+func (s *sealed) look(now time.Time) {
+	s.looked = now
+	s.to, s.room = s.path()
+}
+
 // ask asks whether the other side gets sealed packets, and how much of what was sent. The caller
 // holds mu.
 func (s *sealed) ask(now time.Time) {
 	s.asked = now
-	s.to, s.room = s.path()
+	s.look(now)
 	var b [16]byte
 	binary.BigEndian.PutUint64(b[:], s.sent)
 	binary.BigEndian.PutUint64(b[8:], uint64(now.UnixNano()))
@@ -145,7 +158,7 @@ func (s *sealed) Packet(b []byte) {
 	case kind == sealedAsk && len(text) == 16:
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.to, s.room = s.path()
+		s.look(s.now())
 		s.queue(sealedAnswer, text, binary.BigEndian.AppendUint64(nil, s.arrived))
 		s.flush()
 	case kind == sealedAnswer && len(text) == 24:

@@ -215,6 +215,19 @@ func TestSealedWay(t *testing.T) {
 			t.Error("taken")
 		}
 	})
+	t.Run("until QUIC finds that the path takes larger ones", func(t *testing.T) {
+		path, large := a.path, string(make([]byte, 1200))
+		defer func() { a.path = path }()
+		a.path = func() (netip.AddrPort, int) { to, _ := path(); return to, 1400 }
+		if send(large) {
+			t.Error("taken before it was asked for")
+		}
+		now = now.Add(sealedLook)
+		if !send(large) {
+			t.Error("not taken")
+		}
+		e.read(t, 1)
+	})
 	t.Run("silence gives it up, an answer takes it up again", func(t *testing.T) {
 		now = now.Add(sealedTrust + time.Millisecond)
 		if send("x") {
