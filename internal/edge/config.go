@@ -68,8 +68,8 @@ type Config struct {
 	MaxSnapshotAge time.Duration
 	// Software is the version, for status.
 	Software string
-	// ReportInterval (5 s), ReconnectMin (1 s) and ReconnectMax (60 s) pace the exchange with the
-	// hub; RetryPort (10 s) tries a busy port again.
+	// ReportInterval (5 s), ReconnectMin (1 s) and ReconnectMax (10 s) pace the exchange with the
+	// hub: edges are few, and what people change waits for them. RetryPort (10 s) tries a busy port again.
 	ReportInterval, ReconnectMin, ReconnectMax, RetryPort time.Duration
 	// StandbyWait (4 s) is how long the opening of a second process of an enrolment waits for the
 	// holder to go: longer than a probe, shorter than the dialler's patience.
@@ -100,7 +100,7 @@ func (c *Config) defaults() {
 	}
 	def(&c.ReportInterval, 5*time.Second)
 	def(&c.ReconnectMin, time.Second)
-	def(&c.ReconnectMax, 60*time.Second)
+	def(&c.ReconnectMax, 10*time.Second)
 	def(&c.RetryPort, 10*time.Second)
 	def(&c.StandbyWait, 4*time.Second)
 	if c.HTTPSPort == 0 {
