@@ -62,7 +62,7 @@ func New(cfg Config) *Provider {
 		cfg.Container = func() bool { return inContainer(os.Getenv) }
 	}
 	if cfg.Sniff == nil {
-		cfg.Sniff = sniff
+		cfg.Sniff = discovery.Sniff
 	}
 	p := &Provider{cfg: cfg, skip: map[uint16]bool{}, pid: os.Getpid(), known: map[string]known{}}
 	for _, port := range cfg.ExcludePorts {
@@ -205,7 +205,7 @@ func dialled(a netip.AddrPort) netip.AddrPort {
 
 func (p *Provider) service(ctx context.Context, l listener, process string) *hubv1.DiscoveredService {
 	at := dialled(l.addr)
-	scheme, app := schemeOf(l.addr.Port(), process)
+	scheme, app := discovery.SchemeOf(l.addr.Port(), process)
 	if scheme == "" {
 		scheme = p.cfg.Sniff(ctx, at)
 	}
@@ -222,28 +222,8 @@ func (p *Provider) service(ctx context.Context, l listener, process string) *hub
 	}
 	return &hubv1.DiscoveredService{
 		Id: idOf(l), Provider: Name, Name: name, Port: uint32(at.Port()), Kind: kind, AppProtocol: app, PortName: app,
-		Origin: scheme + "://" + at.String(), Readiness: "ready", ReadyEndpoints: 1, SuggestedLabel: label(name),
+		Origin: scheme + "://" + at.String(), Readiness: "ready", ReadyEndpoints: 1, SuggestedLabel: discovery.Label(name),
 	}
-}
-
-// label makes a name one that would do for a tunnel.
-func label(name string) string {
-	s := strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
-			return r
-		case r >= 'A' && r <= 'Z':
-			return r - 'A' + 'a'
-		}
-		return '-'
-	}, name)
-	for strings.Contains(s, "--") {
-		s = strings.ReplaceAll(s, "--", "-")
-	}
-	if len(s) > 63 {
-		s = s[:63]
-	}
-	return strings.Trim(s, "-")
 }
 
 type process struct {

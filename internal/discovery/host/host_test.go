@@ -263,13 +263,13 @@ func TestSniff(t *testing.T) {
 		}
 	}()
 	at := func(u string) netip.AddrPort { return netip.MustParseAddrPort(u[strings.LastIndex(u, "/")+1:]) }
-	if got := sniff(t.Context(), at(plain.URL)); got != "http" {
+	if got := discovery.Sniff(t.Context(), at(plain.URL)); got != "http" {
 		t.Errorf("http is taken for %s", got)
 	}
-	if got := sniff(t.Context(), at(secure.URL)); got != "https" {
+	if got := discovery.Sniff(t.Context(), at(secure.URL)); got != "https" {
 		t.Errorf("https is taken for %s", got)
 	}
-	if got := sniff(t.Context(), at(l.Addr().String())); got != "tcp" {
+	if got := discovery.Sniff(t.Context(), at(l.Addr().String())); got != "tcp" {
 		t.Errorf("ssh is taken for %s", got)
 	}
 	<-done
@@ -277,7 +277,7 @@ func TestSniff(t *testing.T) {
 
 func TestLabel(t *testing.T) {
 	for in, want := range map[string]string{"Home Assistant": "home-assistant", "a__b": "a-b", "-x-": "x", "": "", "ä": "", strings.Repeat("a", 80): strings.Repeat("a", 63)} {
-		if got := label(in); got != want {
+		if got := discovery.Label(in); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package host
+package discovery
 
 import (
 	"context"
@@ -25,8 +25,9 @@ var knownPrograms = map[string]string{
 	"mongod": "mongodb", "mosquitto": "mqtt", "memcached": "memcached", "named": "dns", "dnsmasq": "dns", "smbd": "smb", "rpcbind": "rpcbind",
 }
 
-// schemeOf is what port and program tell; an empty scheme = nothing.
-func schemeOf(port uint16, program string) (scheme, app string) {
+// SchemeOf is what port and program (empty = unknown) tell of a TCP service: the scheme of its origin
+// (http, https or tcp) and what is spoken. An empty scheme = nothing is known.
+func SchemeOf(port uint16, program string) (scheme, app string) {
 	if app := knownPrograms[program]; app != "" {
 		return "tcp", app
 	}
@@ -40,9 +41,9 @@ func schemeOf(port uint16, program string) (scheme, app string) {
 // sniffTime bounds what a service has to answer.
 const sniffTime = 300 * time.Millisecond
 
-// sniff tells http, https or tcp by what a service answers to the beginning of an HTTP request: a
+// Sniff tells http, https or tcp by what a service answers to the beginning of an HTTP request: a
 // TLS server answers it with an alert, or in words that HTTP clients understand.
-func sniff(ctx context.Context, at netip.AddrPort) string {
+func Sniff(ctx context.Context, at netip.AddrPort) string {
 	d := net.Dialer{Timeout: sniffTime}
 	c, err := d.DialContext(ctx, "tcp", at.String())
 	if err != nil {
@@ -70,4 +71,24 @@ func spoken(b []byte) string {
 		return "http"
 	}
 	return "tcp"
+}
+
+// Label makes a name one that would do for a tunnel; empty if nothing of it would.
+func Label(name string) string {
+	s := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		}
+		return '-'
+	}, name)
+	for strings.Contains(s, "--") {
+		s = strings.ReplaceAll(s, "--", "-")
+	}
+	if len(s) > 63 {
+		s = s[:63]
+	}
+	return strings.Trim(s, "-")
 }
