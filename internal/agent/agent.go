@@ -90,8 +90,12 @@ type Agent struct {
 	ring    *telemetry.Ring
 	checker *preflight.Checker
 	finder  *discovery.Finder
-	token   *identity.Token
-	files   []*watchedFile
+	// labels are the declarations in use, labelProblems what is wrong with others.
+	labelMu       sync.Mutex
+	labels        map[string]*discovery.Declaration
+	labelProblems map[string]string
+	token         *identity.Token
+	files         []*watchedFile
 
 	// connect and backoffUnit are replaced by tests.
 	connect     func(link.ConnectorConfig) connector
@@ -181,7 +185,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a.handler.table.Store(&table{byID: map[string]*service{}})
-	if _, _, err := a.setDeclared(list); err != nil {
+	if _, _, err := a.change(func(w *desired) { w.declared = list }); err != nil {
 		return nil, err
 	}
 	a.checks = newChecks(d, a.log, func() {
@@ -350,7 +354,7 @@ func (a *Agent) reload(content []byte) {
 	list, err := config.ParseServices(a.cfg.Services, content)
 	var old, t *table
 	if err == nil {
-		old, t, err = a.setDeclared(list)
+		old, t, err = a.change(func(w *desired) { w.declared = list })
 	}
 	if err != nil {
 		text := err.Error()

@@ -22,8 +22,9 @@ func (a *Agent) capabilities() []string {
 	return out
 }
 
-// foundSomething has the services that were found reported.
+// foundSomething has the services that were found reported, and what they declare served.
 func (a *Agent) foundSomething() {
+	a.takeLabels()
 	if m := a.current.Load(); m != nil {
 		wake(m.found)
 	}

@@ -26,22 +26,25 @@ const sourceManaged = "managed"
 
 // desired is what the agent is to serve.
 type desired struct {
-	declared config.Services
+	// declared are the agent's lists, labelled what labels of discovered services declare.
+	declared, labelled config.Services
 	// managed is in the order of ids; known is false until hub or state have told it.
 	managed  []*hubv1.Tunnel
 	revision uint64
 	known    bool
 }
 
-// setDeclared takes a new declared list.
-func (a *Agent) setDeclared(list config.Services) (old, now *table, err error) {
+// change changes what the agent declares; nothing changes if the outcome cannot be served.
+func (a *Agent) change(f func(*desired)) (old, now *table, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	old = a.handler.table.Load()
-	if now, err = newTable(list, a.want.managed, old); err != nil {
+	want := a.want
+	f(&want)
+	if now, err = newTable(want.all(), want.managed, old); err != nil {
 		return old, nil, err
 	}
-	a.want.declared = list
+	a.want = want
 	a.handler.table.Store(now)
 	return old, now, nil
 }
@@ -58,7 +61,7 @@ func (a *Agent) setManaged(m *member, from string, revision uint64, list []*hubv
 	first := !a.want.known
 	a.want.known = true
 	old := a.handler.table.Load()
-	t, err := newTable(a.want.declared, list, old)
+	t, err := newTable(a.want.all(), list, old)
 	if err != nil {
 		a.mu.Unlock()
 		a.log.Error("the managed tunnels are not used; the last good set stays", "source", from, "revision", revision, "error", err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/adit-dev/adit/internal/config"
 	"github.com/adit-dev/adit/internal/discovery"
+	"github.com/adit-dev/adit/internal/discovery/docker"
 	"github.com/adit-dev/adit/internal/discovery/host"
 )
 
@@ -23,7 +24,15 @@ func providers(s *config.Agent) ([]discovery.Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []discovery.Provider{host.New(host.Config{ExcludePorts: ports})}, nil
+	var out []discovery.Provider
+	auto := slices.Contains(s.Discovery, "auto")
+	if auto || slices.Contains(s.Discovery, host.Name) {
+		out = append(out, host.New(host.Config{ExcludePorts: ports}))
+	}
+	if named := slices.Contains(s.Discovery, docker.Name); auto || named {
+		out = append(out, docker.New(docker.Config{Socket: s.DockerSocket, Wanted: named, ExcludePorts: ports}))
+	}
+	return out, nil
 }
 
 func excludedPorts(list []string) (out []uint16, err error) {

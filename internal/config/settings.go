@@ -88,6 +88,7 @@ type Agent struct {
 	DenyTarget            []string      `koanf:"deny-target"`
 	AllowForward          []string      `koanf:"allow-forward"`
 	Discovery             []string      `koanf:"discovery"`
+	DockerSocket          string        `koanf:"docker-socket"`
 	DiscoveryExcludePorts []string      `koanf:"discovery-exclude-ports"`
 	OriginCAFile          string        `koanf:"origin-ca-file"`
 	Carriers              []string      `koanf:"carriers"`

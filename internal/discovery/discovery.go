@@ -5,6 +5,7 @@ package discovery
 import (
 	"context"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -28,8 +29,20 @@ type Sink interface {
 	// Put adds or replaces a service, Delete removes one.
 	Put(s *hubv1.DiscoveredService)
 	Delete(id string)
+	// Declare adds or replaces what the labels of a service declare; nil takes it back.
+	Declare(id string, d *Declaration)
 	// State says how the provider fares.
 	State(state, detail string)
+}
+
+// Declaration is a tunnel that a service declares by its own labels.
+type Declaration struct {
+	// List is the agent's list that it belongs to: services, tcp_services or udp_services.
+	List string
+	// Entry is the entry of that list, with the list's own fields.
+	Entry map[string]any
+	// Problem tells why the labels declare nothing that can be served; empty = they do.
+	Problem string
 }
 
 // Provider watches one source of services.
@@ -56,13 +69,15 @@ type Finder struct {
 	dirty map[string]bool
 	// moved is true when a state changed.
 	moved bool
+	// declared is what services declare, by their ids.
+	declared map[string]*Declaration
 }
 
 // New returns a finder; changed is called, from any goroutine, when there is something to report.
 func New(providers []Provider, changed func()) *Finder {
 	f := &Finder{
 		providers: providers, changed: changed, services: map[string]*hubv1.DiscoveredService{},
-		states: map[string]*hubv1.ProviderState{}, dirty: map[string]bool{},
+		states: map[string]*hubv1.ProviderState{}, dirty: map[string]bool{}, declared: map[string]*Declaration{},
 	}
 	for _, p := range providers {
 		f.states[p.Name()] = &hubv1.ProviderState{Provider: p.Name(), State: Unavailable, Detail: "has not looked yet"}
@@ -123,6 +138,13 @@ func (f *Finder) Report(all bool) *hubv1.DiscoveryReport {
 	return r
 }
 
+// Declared is what services declare by their labels, by their ids.
+func (f *Finder) Declared() map[string]*Declaration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.declared)
+}
+
 type sink struct {
 	f        *Finder
 	provider string
@@ -148,6 +170,20 @@ func (s sink) Delete(id string) {
 		}
 		delete(s.f.services, id)
 		s.f.dirty[id] = true
+		return true
+	})
+}
+
+func (s sink) Declare(id string, d *Declaration) {
+	s.change(func() bool {
+		switch old := s.f.declared[id]; {
+		case reflect.DeepEqual(old, d):
+			return false
+		case d == nil:
+			delete(s.f.declared, id)
+		default:
+			s.f.declared[id] = d
+		}
 		return true
 	})
 }

@@ -59,7 +59,7 @@ func New(cfg Config) *Provider {
 		cfg.Root = "/proc"
 	}
 	if cfg.Container == nil {
-		cfg.Container = func() bool { return inContainer(os.Getenv) }
+		cfg.Container = func() bool { return discovery.InContainer(os.Getenv) }
 	}
 	if cfg.Sniff == nil {
 		cfg.Sniff = discovery.Sniff
@@ -73,19 +73,6 @@ func New(cfg Config) *Provider {
 
 // Name implements discovery.Provider.
 func (p *Provider) Name() string { return Name }
-
-// inContainer tells whether the ports seen here are those of a container, not of a host.
-func inContainer(getenv func(string) string) bool {
-	if getenv("KUBERNETES_SERVICE_HOST") != "" || getenv("container") != "" {
-		return true
-	}
-	for _, f := range []string{"/.dockerenv", "/run/.containerenv"} {
-		if _, err := os.Stat(f); err == nil {
-			return true
-		}
-	}
-	return false
-}
 
 // Run implements discovery.Provider.
 func (p *Provider) Run(ctx context.Context, to discovery.Sink) {

@@ -95,6 +95,8 @@ func (x *told) Delete(id string) {
 	delete(x.services, id)
 }
 
+func (x *told) Declare(string, *discovery.Declaration) {}
+
 func (x *told) State(state, _ string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -204,7 +206,7 @@ func TestOffInContainers(t *testing.T) {
 	if x.state != discovery.Off || len(x.services) > 0 {
 		t.Errorf("state %q, %d services", x.state, len(x.services))
 	}
-	if !inContainer(func(name string) string { return map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1"}[name] }) {
+	if !discovery.InContainer(func(name string) string { return map[string]string{"KUBERNETES_SERVICE_HOST": "10.96.0.1"}[name] }) {
 		t.Error("a Pod is no container")
 	}
 }
