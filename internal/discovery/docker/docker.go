@@ -7,7 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -40,8 +40,8 @@ type Config struct {
 	Wanted bool
 	// ExcludePorts of containers are not reported.
 	ExcludePorts []uint16
-	// Container tells whether the agent itself runs in one; nil = look.
-	Container func() bool
+	// Self is the beginning of the id of the container that the agent runs in; empty = look.
+	Self string
 }
 
 // Provider watches Docker.
@@ -49,13 +49,10 @@ type Provider struct {
 	cfg    Config
 	docker *daemon
 	skip   map[uint16]bool
-	// self is the beginning of the id of the agent's own container.
-	self string
 	// told are the services that the sink knows of, and declared the tunnels.
 	told     map[string]bool
 	declared map[string]bool
-	// inside: the agent runs in a container itself. reached are the ports that answered, by key.
-	inside  bool
+	// reached are the ports that answered, by key.
 	reached map[string]reached
 }
 
@@ -64,15 +61,14 @@ func New(cfg Config) *Provider {
 	if cfg.Socket == "" {
 		cfg.Socket = DefaultSocket
 	}
-	if cfg.Container == nil {
-		cfg.Container = func() bool { return discovery.InContainer(os.Getenv) }
+	if cfg.Self == "" {
+		mounts, _ := os.ReadFile("/proc/self/mountinfo")
+		host, _ := os.Hostname()
+		cfg.Self = selfOf(mounts, host)
 	}
 	p := &Provider{
 		cfg: cfg, docker: newDaemon(cfg.Socket), skip: map[uint16]bool{}, told: map[string]bool{}, declared: map[string]bool{},
-		inside: cfg.Container(), reached: map[string]reached{},
-	}
-	if p.inside {
-		p.self, _ = os.Hostname()
+		reached: map[string]reached{},
 	}
 	for _, port := range cfg.ExcludePorts {
 		p.skip[port] = true
@@ -179,6 +175,22 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
+// idInMounts is the id of a container in the list of its own mounts: Docker brings its hosts file from a
+// folder that is named after it.
+var idInMounts = regexp.MustCompile(`/containers/([0-9a-f]{64})/(?:hostname|hosts|resolv\.conf) `)
+
+// selfOf is the id of the container that this process runs in, as far as mounts or the host name,
+// which Docker makes of the id, tell it.
+func selfOf(mounts []byte, host string) string {
+	if m := idInMounts.FindSubmatch(mounts); m != nil {
+		return string(m[1])
+	}
+	if len(host) == 12 && strings.Trim(host, "0123456789abcdef") == "" {
+		return host
+	}
+	return ""
+}
+
 // nameOf is what people call a container: its name, without the slash it begins with.
 func nameOf(c *container) string {
 	for _, n := range c.Names {
@@ -187,5 +199,5 @@ func nameOf(c *container) string {
 			return n
 		}
 	}
-	return filepath.Base(c.ID[:min(12, len(c.ID))])
+	return c.ID[:min(12, len(c.ID))]
 }

@@ -98,7 +98,9 @@ func (l labels) declaration(c *candidate, origin string) *discovery.Declaration 
 			return fail("label %q is not known; labels are %s", k, strings.Join(known(), ", "))
 		}
 	}
-	d := &discovery.Declaration{Entry: map[string]any{"origin": origin}}
+	// Only where the edge speaks HTTP does the origin say how.
+	_, at, _ := strings.Cut(origin, "://")
+	d := &discovery.Declaration{Entry: map[string]any{"origin": at}}
 	wants := "tcp"
 	switch {
 	case kind == "udp" && host == "":
@@ -106,16 +108,20 @@ func (l labels) declaration(c *candidate, origin string) *discovery.Declaration 
 	case kind == "tcp" && host == "":
 		d.List = "tcp_services"
 	case (kind == "" || kind == "http") && public == "":
-		d.List, d.Entry["hostname"], d.Entry["tls_mode"] = "services", host, "terminate"
+		d.List, d.Entry["hostname"], d.Entry["tls_mode"], d.Entry["origin"] = "services", host, "terminate", origin
 	case kind == "tls" && public == "":
 		d.List, d.Entry["hostname"], d.Entry["tls_mode"] = "services", host, "passthrough"
 	default:
 		return fail("labels %skind %q, %shostname %q and %slisten-port %q do not go together; use hostname with kind http or tls, or listen-port with kind tcp or udp", prefix, kind, prefix, host, prefix, public)
 	}
-	if problem, mine := l.isPort(c, wants); problem != "" {
+	problem, mine := l.isPort(c, wants)
+	switch {
+	case problem != "":
 		return fail("%s", problem)
-	} else if !mine {
+	case !mine:
 		return nil
+	case origin == "":
+		return fail("it has no address; connect it to a network, or publish the port")
 	}
 	if d.List == "services" {
 		if l.get("insecure-skip-verify") != "" {

@@ -57,18 +57,21 @@ type reached struct {
 
 // candidates are the ports of containers that are not left out, in a fixed order.
 func (p *Provider) candidates(list []container) []candidate {
+	self := slices.IndexFunc(list, func(c container) bool { return p.cfg.Self != "" && strings.HasPrefix(c.ID, p.cfg.Self) })
+	// In a container loopback is its own, and the names of other containers mean something.
+	inside := self >= 0 && list[self].HostConfig.NetworkMode != "host"
 	var out []candidate
 	for i := range list {
 		c := &list[i]
 		l := labelsOf(c.Labels)
-		if c.State != "running" || l.denied() || p.self != "" && strings.HasPrefix(c.ID, p.self) {
+		if c.State != "running" || l.denied() || i == self {
 			continue
 		}
 		for _, at := range portsOf(c, l) {
 			if p.skip[at.PrivatePort] {
 				continue
 			}
-			out = append(out, candidate{c, l, at.PrivatePort, at.Type, p.addresses(c, at)})
+			out = append(out, candidate{c, l, at.PrivatePort, at.Type, addresses(c, at, inside)})
 		}
 	}
 	return out
@@ -79,7 +82,7 @@ func (p *Provider) candidates(list []container) []candidate {
 func portsOf(c *container, l labels) []port {
 	var all []port
 	for _, at := range c.Ports {
-		if at.Type == "tcp" || at.Type == "udp" {
+		if at.PrivatePort != 0 && (at.Type == "tcp" || at.Type == "udp") {
 			all = append(all, at)
 		}
 	}
@@ -104,14 +107,14 @@ func portsOf(c *container, l labels) []port {
 // addresses are those that may lead to a port. On the host a published port stays the same when
 // the container is made anew, and so does a name between containers; an address of a container
 // does not.
-func (p *Provider) addresses(c *container, at port) []address {
+func addresses(c *container, at port, inside bool) []address {
 	private := strconv.Itoa(int(at.PrivatePort))
-	if c.HostConfig.NetworkMode == "host" {
+	if c.HostConfig.NetworkMode == "host" && !inside {
 		return []address{{"127.0.0.1", private, published}}
 	}
 	var public, inner, names []address
 	if at.PublicPort != 0 {
-		if host := dialled(at.IP); !p.inside || !isLoopback(host) {
+		if host := dialled(at.IP); !inside || !isLoopback(host) {
 			public = []address{{host, strconv.Itoa(int(at.PublicPort)), published}}
 		}
 	}
@@ -127,7 +130,7 @@ func (p *Provider) addresses(c *container, at port) []address {
 			names = []address{{nameOf(c), private, containerName}}
 		}
 	}
-	if p.inside {
+	if inside {
 		return slices.Concat(names, inner, public)
 	}
 	return slices.Concat(public, inner)
