@@ -23,6 +23,7 @@ import (
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/origin"
 	"github.com/adit-dev/adit/internal/origin/preflight"
+	"github.com/adit-dev/adit/internal/reach"
 	"github.com/adit-dev/adit/internal/reason"
 	"github.com/adit-dev/adit/internal/telemetry"
 )
@@ -55,6 +56,8 @@ type Config struct {
 	Origin origin.Config
 	// Providers find services that could be exposed, for the hub to show; none = no discovery.
 	Providers []discovery.Provider
+	// Reach knows the addresses that this agent advertises; nil = none.
+	Reach *reach.Addresses
 	// OriginCAFile holds PEM roots trusted for https and tls origins beside the system's.
 	OriginCAFile string
 	// GracePeriod is how long running streams may take to end (25 s).
@@ -166,12 +169,7 @@ func New(cfg Config) (*Agent, error) {
 	a.checker = preflight.New(d)
 	a.finder = discovery.New(cfg.Providers, a.foundSomething)
 	a.handler = newHandler(d, a.m, a.log)
-	a.handler.onHealth = func() {
-		if m := a.current.Load(); m != nil {
-			wake(m.reports)
-		}
-		a.touch()
-	}
+	a.handler.onHealth = a.reportSoon
 	a.handler.onConnection = cfg.OnConnection
 	var file []byte
 	if cfg.ConfigFile != "" {
@@ -243,6 +241,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	side.Go(func() { watchFiles(watching, a.bind(life), a.log) })
 	side.Go(func() { a.notify(watching) })
 	side.Go(func() { a.finder.Run(watching) })
+	if a.cfg.Reach != nil {
+		side.Go(func() { a.cfg.Reach.Run(watching, a.reportSoon) })
+	}
 
 	select {
 	case <-ctx.Done():

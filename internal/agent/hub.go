@@ -274,6 +274,14 @@ func (m *member) heard(life context.Context, revision uint64, known map[string]*
 	m.setEdges(life, edges, "hub")
 }
 
+// reportSoon has the hub, and whoever else asked, told how the agent fares.
+func (a *Agent) reportSoon() {
+	if m := a.current.Load(); m != nil {
+		wake(m.reports)
+	}
+	a.touch()
+}
+
 // reportLoop tells the hub when origins fail or work again, not more often than every two seconds.
 func (m *member) reportLoop(ctx context.Context) {
 	pause := time.NewTimer(0)
@@ -307,6 +315,9 @@ func (m *member) report(ctx context.Context, draining bool) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	r := &hubv1.ReportRequest{SentAt: timestamppb.Now(), Draining: draining, Software: m.a.cfg.Software, Capabilities: m.a.capabilities()}
+	if m.a.cfg.Reach != nil {
+		r.Advertised = m.a.cfg.Reach.List()
+	}
 	for _, s := range m.a.handler.table.Load().services {
 		t := &hubv1.TunnelReport{TunnelId: s.id, State: "ok"}
 		if e := m.a.problem(s); e != nil {

@@ -18,6 +18,10 @@ type Status struct {
 	Sessions      []SessionStatus `json:"sessions"`
 	Edges         []EdgeStatus    `json:"edges"`
 	Services      []ServiceStatus `json:"services"`
+	// Advertised are the addresses for direct paths; AdvertiseProblem is why those of the node are
+	// not known.
+	Advertised       []string `json:"advertised,omitempty"`
+	AdvertiseProblem string   `json:"advertise_problem,omitempty"`
 }
 
 // HubStatus is the state of the link to the hub.
@@ -76,6 +80,9 @@ func (a *Agent) Status() Status {
 	s := Status{Draining: a.draining.Load(), Sessions: []SessionStatus{}, Edges: []EdgeStatus{}, Services: []ServiceStatus{}}
 	if p := a.reloadProblem.Load(); p != nil {
 		s.ConfigProblem = *p
+	}
+	if r := a.cfg.Reach; r != nil {
+		s.Advertised, s.AdvertiseProblem = r.List(), r.Problem()
 	}
 	if m := a.current.Load(); m != nil {
 		m.status(&s)

@@ -77,8 +77,7 @@ func (a *app) runAgent(parent context.Context, s *config.Agent, warnings []strin
 	for _, w := range warnings {
 		log.Warn(w)
 	}
-	var err error
-	if cfg.Providers, err = providers(s); err != nil {
+	if err := around(&cfg, s, log.Logger); err != nil {
 		return usageError(err)
 	}
 	disableGSO(s.DisableUDPGSO)
@@ -114,9 +113,10 @@ func validateAgent(v *config.Values) error {
 	if _, err := checkToken(s.Token, s.TokenFile); err != nil {
 		return err
 	}
-	if _, err := providers(s); err != nil {
+	cfg := agentConfig(s)
+	if err := around(&cfg, s, nil); err != nil {
 		return err
 	}
-	_, err = agent.New(agentConfig(s))
+	_, err = agent.New(cfg)
 	return err
 }

@@ -59,7 +59,7 @@ func (a *app) doctor(cmd *cobra.Command, domain, bundle string) error {
 		return err
 	}
 	if target != nil {
-		checks = append(checks, reach(ctx, target)...)
+		checks = append(checks, onTheWay(ctx, target)...)
 		domain = target.domain
 	} else {
 		checks = append(checks, freePorts()...)
@@ -181,8 +181,8 @@ func newTarget(hubURL string, pins [][]byte) *doctorTarget {
 	return t
 }
 
-// reach checks the way to the server, and its clock.
-func reach(ctx context.Context, t *doctorTarget) []server.Check {
+// onTheWay checks the way to the server, and its clock.
+func onTheWay(ctx context.Context, t *doctorTarget) []server.Check {
 	if t.addr == "" {
 		return []server.Check{{Name: "server URL", Status: server.StatusFail, Detail: fmt.Sprintf("%q names no host", t.url), Remedy: "give for example --server-url https://hub.example.com"}}
 	}

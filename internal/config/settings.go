@@ -90,6 +90,14 @@ type Agent struct {
 	Discovery             []string      `koanf:"discovery"`
 	DockerSocket          string        `koanf:"docker-socket"`
 	DiscoveryExcludePorts []string      `koanf:"discovery-exclude-ports"`
+	ExcludeNamespaces     []string      `koanf:"discovery-exclude-namespaces"`
+	IncludeSystem         bool          `koanf:"discovery-include-system"`
+	IncludeHeadless       bool          `koanf:"discovery-include-headless"`
+	ClusterDomain         string        `koanf:"cluster-domain"`
+	KubernetesAddresses   bool          `koanf:"kubernetes-addresses"`
+	KubernetesService     string        `koanf:"kubernetes-service"`
+	KubernetesNamespace   string        `koanf:"kubernetes-namespace"`
+	ExtraLocalAddrs       []string      `koanf:"extra-local-addrs"`
 	OriginCAFile          string        `koanf:"origin-ca-file"`
 	Carriers              []string      `koanf:"carriers"`
 	GracePeriod           time.Duration `koanf:"grace-period"`

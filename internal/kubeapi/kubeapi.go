@@ -148,8 +148,11 @@ func (c *Client) Watch(ctx context.Context, resource string, example runtime.Obj
 	}).RunWithContext(klog.NewContext(ctx, c.log))
 }
 
-// explain adds the remedy to what the API refuses.
+// explain adds the remedy to what the API refuses, and leaves out what differs from one try to the
+// next.
 func explain(err error) error {
+	var request *url.Error
+	var socket *net.OpError
 	switch {
 	case err == nil:
 		return nil
@@ -157,6 +160,10 @@ func explain(err error) error {
 		return fmt.Errorf("%w; bind a Role or ClusterRole with this verb to the agent's ServiceAccount", err)
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: the API server does not take the ServiceAccount's token", err)
+	case errors.As(err, &socket):
+		return fmt.Errorf("the API server does not answer: %w", &net.OpError{Op: socket.Op, Net: socket.Net, Addr: socket.Addr, Err: socket.Err})
+	case errors.As(err, &request):
+		return fmt.Errorf("the API server does not answer: %w", request.Err)
 	}
 	return err
 }

@@ -33,6 +33,18 @@ var (
 	lastV4    = netip.MustParseAddr("255.255.255.255")
 )
 
+// Cluster is what is known of the Kubernetes cluster around the agent.
+type Cluster interface {
+	// APIServer tells whether the API server answers at an address.
+	APIServer(at netip.AddrPort) bool
+	// APIHost tells whether an address is one of a machine that the API server runs on.
+	APIHost(a netip.Addr) bool
+	// Selected tells whether an address is one of a Pod behind a Service that may be exposed.
+	Selected(at netip.AddrPort) bool
+	// Behind are the addresses that connections to at go to, where somebody wrote them by hand.
+	Behind(at netip.AddrPort) []netip.AddrPort
+}
+
 // guard decides which targets may be dialled. It sees addresses, never spellings: a name counts
 // only where a pattern names it, and what it resolves to is checked as well.
 type guard struct {
@@ -40,10 +52,13 @@ type guard struct {
 	kubernetes           bool
 	// special are addresses of the cluster that no origin may have, with what they are.
 	special map[netip.Addr]string
+	// cluster and node know more of the cluster; nil = nobody does.
+	cluster Cluster
+	node    func(netip.Addr) bool
 }
 
 func newGuard(cfg Config) (*guard, error) {
-	g := &guard{special: map[netip.Addr]string{}}
+	g := &guard{special: map[netip.Addr]string{}, cluster: cfg.Cluster, node: cfg.Node}
 	for _, l := range []struct {
 		name string
 		from []string
@@ -77,10 +92,17 @@ func newGuard(cfg Config) (*guard, error) {
 			}
 		}
 	}
-	note(cfg.Getenv("HOST_IP")+","+cfg.Getenv("HOST_IPS"), "the node the agent runs on")
-	note(api, "the Kubernetes API server")
+	note(cfg.Getenv("HOST_IP")+","+cfg.Getenv("HOST_IPS"), theNode)
+	note(api, theAPI)
 	return g, nil
 }
+
+// What addresses of the cluster are.
+const (
+	theAPI  = "the Kubernetes API server"
+	theNode = "the node the agent runs on"
+	apiNode = "a node that the Kubernetes API server runs on"
+)
 
 func denied(s *Spec, format string, args ...any) *reason.Error {
 	return reason.New(reason.OriginDenied, reason.HopAgent, "%s must not be dialled: %s", s, fmt.Sprintf(format, args...)).Safe()
@@ -106,20 +128,12 @@ func (g *guard) checkName(s *Spec) *reason.Error {
 // check decides about one address that s resolved to.
 func (g *guard) check(s *Spec, a netip.Addr) *reason.Error {
 	for _, a := range embedded(a) {
-		switch {
-		case a.IsUnspecified(), thisNet.Contains(a):
-			return denied(s, "%s is no address of a host; write 127.0.0.1 or ::1 for this machine", a)
-		case a.IsLinkLocalUnicast(), metadata[a]:
-			return denied(s, "%s is a link-local or metadata address, which no origin may have", a)
-		case a.IsMulticast(), a == lastV4:
-			return denied(s, "%s is a group address", a)
+		if e := checkKind(s, a); e != nil {
+			return e
 		}
 		if g.kubernetes {
-			if what, ok := g.special[a]; ok {
-				return denied(s, "%s is %s", a, what)
-			}
-			if a.IsLoopback() && !s.Declared {
-				return denied(s, "%s is loopback, which in Kubernetes only declared origins (sidecars) may use", a)
+			if e := g.checkCluster(s, a); e != nil {
+				return e
 			}
 		}
 		for _, p := range g.deny {
@@ -135,6 +149,69 @@ func (g *guard) check(s *Spec, a netip.Addr) *reason.Error {
 		return denied(s, "no --allow-forward covers %s port %d; add it there if this is meant", a, s.Port)
 	}
 	return nil
+}
+
+// checkKind refuses addresses that are no host's, or that nobody may dial anywhere.
+func checkKind(s *Spec, a netip.Addr) *reason.Error {
+	switch {
+	case a.IsUnspecified(), thisNet.Contains(a):
+		return denied(s, "%s is no address of a host; write 127.0.0.1 or ::1 for this machine", a)
+	case a.IsLinkLocalUnicast(), metadata[a]:
+		return denied(s, "%s is a link-local or metadata address, which no origin may have", a)
+	case a.IsMulticast(), a == lastV4:
+		return denied(s, "%s is a group address", a)
+	}
+	return nil
+}
+
+// checkCluster refuses the API server, nodes and loopback, also behind a Service whose endpoints
+// were written by hand. Pods of Services may share the addresses of a node.
+func (g *guard) checkCluster(s *Spec, a netip.Addr) *reason.Error {
+	if a.IsLoopback() && !s.Declared {
+		return denied(s, "%s is loopback, which in Kubernetes only declared origins (sidecars) may use", a)
+	}
+	at := netip.AddrPortFrom(a, s.Port)
+	if what := g.isSpecial(at); what != "" {
+		return denied(s, "%s is %s", a, what)
+	}
+	if g.cluster == nil {
+		return nil
+	}
+	for _, b := range g.cluster.Behind(at) {
+		for _, b := range embedded(b.Addr()) {
+			if e := checkKind(s, b); e != nil {
+				return e
+			}
+			if b.IsLoopback() {
+				return denied(s, "the Service at %s leads to %s, which is loopback", a, b)
+			}
+		}
+		if what := g.isSpecial(b); what != "" {
+			return denied(s, "the Service at %s leads to %s, which is %s", a, b.Addr(), what)
+		}
+	}
+	return nil
+}
+
+// isSpecial tells what an address of the cluster is that no origin may have; empty = none of those.
+func (g *guard) isSpecial(at netip.AddrPort) string {
+	what := g.special[at.Addr()]
+	if what == "" && g.node != nil && g.node(at.Addr()) {
+		what = theNode
+	}
+	if g.cluster == nil {
+		return what
+	}
+	switch {
+	case g.cluster.APIServer(at):
+		return theAPI
+	case what == "" && g.cluster.APIHost(at.Addr()):
+		what = apiNode
+	}
+	if what != "" && what != theAPI && g.cluster.Selected(at) {
+		return ""
+	}
+	return what
 }
 
 // covers tells whether a pattern names s, or the address it resolved to.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"strconv"
@@ -48,6 +49,10 @@ type Config struct {
 	RootsPEM []byte
 	// Getenv reads the environment that Kubernetes gives a Pod; nil = os.Getenv.
 	Getenv func(string) string
+	// Cluster and Node tell more of the cluster than the environment does; nil = nobody does. Node
+	// is about the addresses of the agent's own node.
+	Cluster Cluster
+	Node    func(netip.Addr) bool
 	// Lookup resolves names; nil = the system's resolver.
 	Lookup func(ctx context.Context, host string) ([]net.IPAddr, error)
 	// Log hears of every dial at debug level; nil = nobody.
