@@ -363,7 +363,7 @@ func (h *Hub) Serving(c *hublink.Caller) (end func()) {
 	h.presence.agent(k, h.cfg.Now(), func(a *agentPresence) {
 		mine = a
 		a.watches++
-		a.hostName, a.software, a.node = c.HostName, c.Software, c.NodeKey
+		a.hostName, a.address, a.software, a.node = c.HostName, addressOf(c.Remote), c.Software, c.NodeKey
 	})
 	return func() { h.presence.watchEnded(k, mine, h.cfg.Now()) }
 }

@@ -137,7 +137,13 @@ func (h *testHub) invite_(name string, hosts ...string) *hubv1.Invite {
 
 func (h *testHub) replica(i *hubv1.Invite) *replica {
 	h.t.Helper()
-	c, err := h.Credential(h.t.Context(), i.GetId())
+	return h.replicaWith(i.GetId())
+}
+
+// replicaWith is a process with a token.
+func (h *testHub) replicaWith(tokenID string) *replica {
+	h.t.Helper()
+	c, err := h.Credential(h.t.Context(), tokenID)
 	if err != nil || c == nil {
 		h.t.Fatal(c, err)
 	}

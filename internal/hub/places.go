@@ -7,6 +7,7 @@ import (
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	"github.com/adit-dev/adit/internal/hub/store"
+	"github.com/adit-dev/adit/internal/identity"
 )
 
 // tokenPlace is where a token is used: the name of the host, and the address it comes from.
@@ -15,18 +16,35 @@ type tokenPlace struct{ token, host, address string }
 type newPlace struct {
 	tokenPlace
 	name string
+	// quiet: it is noted, and nobody told: the same process is told of by its session.
+	quiet bool
 }
 
-// newPlaces are the places of sessions that this hub has not noted yet.
+// addressOf is the address of a peer without its port; empty if it has none.
+func addressOf(a net.Addr) string {
+	if a == nil {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(a.String())
+	if err != nil {
+		return a.String()
+	}
+	return host
+}
+
+// newPlaces are the places that this hub has not noted yet: of sessions, then of links to the hub. Of a
+// standby, which has no session, only the link tells.
 func (h *Hub) newPlaces(now time.Time) []newPlace {
 	var out []newPlace
 	found := map[tokenPlace]bool{}
-	h.presence.look(func(edges map[string]*edgePresence, _ map[replicaKey]*agentPresence) {
+	h.presence.look(func(edges map[string]*edgePresence, agents map[replicaKey]*agentPresence) {
+		serving := map[string]bool{}
 		for _, e := range edges {
 			if !e.fresh(now) {
 				continue
 			}
 			for _, s := range e.sessions {
+				serving[s.GetReplicaId()] = true
 				address, _, err := net.SplitHostPort(s.GetRemoteAddress())
 				if err != nil {
 					address = s.GetRemoteAddress()
@@ -35,6 +53,21 @@ func (h *Hub) newPlaces(now time.Time) []newPlace {
 					found[p] = true
 					out = append(out, newPlace{tokenPlace: p})
 				}
+			}
+		}
+		for k, a := range agents {
+			p := tokenPlace{k.token, a.hostName, a.address}
+			if a.watches == 0 || a.address == "" || found[p] || h.conditions.seen[p] {
+				continue
+			}
+			c := h.feed.get("credential/" + k.token).GetCredential()
+			if c.GetKind() != string(identity.KindAgent) {
+				continue // its replicas all serve
+			}
+			holder := c.GetHolderReplica()
+			if quiet := serving[k.replica]; quiet || holder != "" && holder != k.replica {
+				found[p] = true
+				out = append(out, newPlace{tokenPlace: p, quiet: quiet})
 			}
 		}
 	})
@@ -51,7 +84,7 @@ func (h *Hub) notePlaces(tx *store.Tx, places []newPlace) error {
 		if err != nil {
 			return err
 		}
-		if !isNew {
+		if !isNew || p.quiet {
 			continue
 		}
 		e := &hubv1.Event{

@@ -62,7 +62,9 @@ type agentPresence struct {
 	draining bool
 	software string
 	hostName string
-	node     ed25519.PublicKey
+	// address is where its link to the hub comes from.
+	address string
+	node    ed25519.PublicKey
 	tunnels  []*hubv1.TunnelReport
 	// capabilities and advertised are shown, see Replica.
 	capabilities, advertised []string

@@ -81,6 +81,7 @@ type sharedAgent struct {
 	Draining     bool     `json:"draining,omitempty"`
 	Software     string   `json:"software,omitempty"`
 	HostName     string   `json:"host,omitempty"`
+	Address      string   `json:"address,omitempty"`
 	Node         []byte   `json:"node,omitempty"`
 	Tunnels      [][]byte `json:"tunnels,omitempty"`
 	Capabilities []string `json:"capabilities,omitempty"`
@@ -102,7 +103,7 @@ func (p *presence) row(item string) (store.HubReport, error) {
 		return r, nil
 	}
 	r.Gone, r.Heard = false, a.heard.UnixMilli()
-	s := sharedAgent{Watches: a.watches, Draining: a.draining, Software: a.software, HostName: a.hostName, Node: a.node, Capabilities: a.capabilities, Advertised: a.advertised}
+	s := sharedAgent{Watches: a.watches, Draining: a.draining, Software: a.software, HostName: a.hostName, Address: a.address, Node: a.node, Capabilities: a.capabilities, Advertised: a.advertised}
 	if !a.declared.IsZero() {
 		s.Declared = a.declared.UnixMilli()
 	}
@@ -188,7 +189,7 @@ func (p *presence) told(hub string, rows []store.HubReport, ahead time.Duration)
 }
 
 func (s *sharedAgent) presence(heard time.Time, at func(int64) time.Time) *agentPresence {
-	a := &agentPresence{watches: s.Watches, heard: heard, draining: s.Draining, software: s.Software, hostName: s.HostName, node: s.Node, capabilities: s.Capabilities, advertised: s.Advertised}
+	a := &agentPresence{watches: s.Watches, heard: heard, draining: s.Draining, software: s.Software, hostName: s.HostName, address: s.Address, node: s.Node, capabilities: s.Capabilities, advertised: s.Advertised}
 	if s.Declared != 0 {
 		a.declared = at(s.Declared)
 	}
