@@ -17,7 +17,7 @@ QUICK    := adit (auto|latency|throughput)$$|(throughput|raw) passthrough|http c
 export ADIT_TOOLS := $(TOOLS)
 export ADIT_BIN   := $(BIN)/adit
 
-.PHONY: help demo build test check lint generate generated rows soak tools cross baseline docs bench bench-quick
+.PHONY: help demo build test check lint generate generated rows soak tools cross baseline docs bench bench-quick image cluster-up cluster-down
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -43,6 +43,15 @@ bench: build ## measure adit beside its peers, and write docs/benchmarks.md
 
 bench-quick: build ## the same in under five minutes, with fewer targets, printed only
 	$(BENCH) -rounds 1 -length 600ms -path-length 1500ms -scenes '1 % loss, cubic' -idle 1000 -only '$(QUICK)' $(BENCHFLAGS)
+
+image: ## build the image for amd64 and arm64 as an OCI archive, and print its digest
+	@VERSION="$(VERSION)" GO="$(GO)" deploy/image/build
+
+cluster-up: ## start a Kubernetes with one node, to try things in
+	$(GO) run ./test/cluster/cmd up
+
+cluster-down: ## end it
+	$(GO) run ./test/cluster/cmd down
 
 check: ## gofmt, vet, and the linters where they are installed
 	@test/check
