@@ -194,8 +194,8 @@ func (w *warnings) HandleWarningHeaderWithContext(_ context.Context, code int, _
 // lowered makes every line one for debugging: who calls hears of errors.
 type lowered struct{ slog.Handler }
 
-func (l lowered) Enabled(ctx context.Context, _ slog.Level) bool {
-	return l.Handler.Enabled(ctx, slog.LevelDebug)
+func (l lowered) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelDebug && l.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
 func (l lowered) Handle(ctx context.Context, r slog.Record) error {

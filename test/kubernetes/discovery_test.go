@@ -83,7 +83,7 @@ mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p $to && cp $dir/t
 mount --bind $dir/resolv.conf /etc/resolv.conf; exec "$@"`
 	host, port, _ := strings.Cut(strings.TrimPrefix(b.server, "https://"), ":")
 	b.wrap = []string{"unshare", "--mount", "sh", "-c", script, "sh", dir}
-	b.env = []string{"KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port, "HTTPS_PROXY=http://127.0.0.1:1"}
+	b.env = []string{"KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}
 	return b
 }
 
