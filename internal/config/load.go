@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -182,7 +183,10 @@ func effective(s *Setting, layers []layer, stdin io.Reader) (choice, error) {
 			return choice{}, &Error{Field: s.Name, Source: l.name(s.Name), Problem: "is given twice, as a value and as " + l.name(s.Name+fileSuffix) + "; give one of them"}
 		}
 		if isFile {
-			val, err := readSecret(path, stdin)
+			path, err := inFolder(s, path)
+			if err == nil {
+				val, err = readSecret(path, stdin)
+			}
 			if err != nil {
 				return choice{}, &Error{Field: s.Name + fileSuffix, Source: l.name(s.Name + fileSuffix), Problem: err.Error()}
 			}
@@ -193,6 +197,27 @@ func effective(s *Setting, layers []layer, stdin io.Reader) (choice, error) {
 		}
 	}
 	return choice{source: "default"}, nil
+}
+
+// inFolder is path, or where path is a folder (as a Secret of Kubernetes is mounted) the file in it that
+// is named like the variable of s, or like one of the names accepted for it.
+func inFolder(s *Setting, path string) (string, error) {
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		return path, nil
+	}
+	names := []string{s.Env()}
+	for _, a := range aliases {
+		if a.New == s.Env() {
+			names = append(names, a.Old)
+		}
+	}
+	for _, name := range names {
+		file := filepath.Join(path, name)
+		if _, err := os.Stat(file); err == nil {
+			return file, nil
+		}
+	}
+	return "", fmt.Errorf("the folder %s has none of the files %s; add one, or name the file itself", path, strings.Join(names, ", "))
 }
 
 func readSecret(path string, stdin io.Reader) (string, error) {

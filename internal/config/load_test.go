@@ -117,6 +117,25 @@ func TestSecrets(t *testing.T) {
 			t.Errorf("%+v, %v", a, err)
 		}
 	})
+	t.Run("TOW-6 a folder holds the token as ADIT_TOKEN, else under an accepted name", func(t *testing.T) {
+		dir := t.TempDir()
+		if _, err := load([]string{"ADIT_TOKEN_FILE=" + dir}); err == nil || !strings.Contains(err.Error(), "has none of the files ADIT_TOKEN, HLE_AGENT_TOKEN, TOWONEL_INVITE_TOKEN") {
+			t.Errorf("an empty folder: %v", err)
+		}
+		for _, name := range []string{"TOWONEL_INVITE_TOKEN", "ADIT_TOKEN"} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte("of "+name), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			v, err := load([]string{"ADIT_TOKEN_FILE=" + dir})
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := v.Agent()
+			if err != nil || a.TokenFile != filepath.Join(dir, name) || v.Secret("token") != "of "+name {
+				t.Errorf("%s: %+v, %v", name, a, err)
+			}
+		}
+	})
 	t.Run("both at once", func(t *testing.T) {
 		_, err := load([]string{"ADIT_TOKEN=plain", "ADIT_TOKEN_FILE=" + tokenFile})
 		if err == nil || !strings.Contains(err.Error(), "given twice") {
@@ -372,5 +391,23 @@ func TestNetworksReachTheServer(t *testing.T) {
 	}
 	if got := fmt.Sprint(s.ProxyProtocolFrom, s.TrustedProxies); got != "[127.0.0.0/8 2001:db8::1/128] [10.0.0.0/8]" {
 		t.Errorf("got %s", got)
+	}
+}
+
+func TestNoPorts(t *testing.T) {
+	v, err := config.Load(config.Sources{Program: config.ForServer, Environ: []string{"ADIT_DOMAIN=example.com", "ADIT_TCP_PORTS="}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := v.Server()
+	if err != nil || len(s.TCPPorts) != 0 || len(s.UDPPorts) != 1 {
+		t.Errorf("an empty list must mean none, an absent one the default: %v, %v, %v", s.TCPPorts, s.UDPPorts, err)
+	}
+}
+
+func TestSettingsToCome(t *testing.T) {
+	v, err := config.Load(config.Sources{Program: config.ForAgent, Environ: []string{"ADIT_RELAY_URL=turn:relay.example.com", "ADIT_DIRECT_PORT=51820"}})
+	if err != nil || len(v.Warnings) != 2 {
+		t.Errorf("a value that is not used must be said: %q, %v", v.Warnings, err)
 	}
 }

@@ -104,7 +104,7 @@ func words(s string) []string {
 // parse turns text into the Go value of the setting's kind. Errors name value and remedy; the
 // caller adds the field.
 func (s *Setting) parse(v string) (any, error) {
-	if v == "" && (s.EmptyMeans != "" || s.Kind == Address) {
+	if v == "" && s.Kind != Ports && (s.EmptyMeans != "" || s.Kind == Address) {
 		return v, nil
 	}
 	switch s.Kind {
