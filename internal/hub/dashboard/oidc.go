@@ -41,7 +41,9 @@ func (p *oidcPages) start(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	http.SetCookie(w, &http.Cookie{Name: flowCookie, Value: cookie, Path: "/", MaxAge: 600, Secure: true, HttpOnly: true, SameSite: http.SameSiteLaxMode})
-	http.Redirect(w, r, address, http.StatusSeeOther)
+	// A redirect would still be the form's way, which the policy of these pages keeps at home; from
+	// this page on it is a navigation like any other.
+	onward(w, page{"To the provider", "You are on your way to the provider.", address})
 }
 
 // callback is where the provider sends the browser back to.
@@ -63,11 +65,19 @@ func (p *oidcPages) callback(w http.ResponseWriter, r *http.Request) {
 	}
 	// A redirect would go on as the provider's navigation, without the Strict cookie of the
 	// session; one that begins at this page has it.
+	onward(w, page{"Signed in", "You are signed in.", next})
+}
+
+// page is one that goes on by itself.
+type page struct{ Title, Text, Next string }
+
+func onward(w http.ResponseWriter, p page) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = goOn.Execute(w, next)
+	_ = goOn.Execute(w, p)
 }
 
 var goOn = template.Must(template.New("").Parse(`<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={{.}}"><title>Signed in</title></head>
-<body><p>You are signed in. <a href="{{.}}">Go on</a></p></body></html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={{.Next}}"><title>{{.Title}}</title>
+<link rel="stylesheet" href="/static/style.css"><link rel="icon" href="/static/icon.svg" type="image/svg+xml"></head>
+<body><main><h1>{{.Title}}</h1><p>{{.Text}} <a href="{{.Next}}">Go on</a></p></main></body></html>
 `))
