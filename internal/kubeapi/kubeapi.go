@@ -144,7 +144,7 @@ func (c *Client) Watch(ctx context.Context, resource string, example runtime.Obj
 	}
 	cache.NewReflectorWithOptions(lw, example, store, cache.ReflectorOptions{
 		Name: resource, Logger: &c.log,
-		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 6, Cap: 15 * time.Second},
+		Backoff: &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 5, Cap: 5 * time.Second},
 	}).RunWithContext(klog.NewContext(ctx, c.log))
 }
 

@@ -34,7 +34,7 @@ type Cluster struct {
 	// Node is the name of the node that the agent runs on; Namespace and Service are the Service
 	// whose UDP node ports lead to the agent.
 	Node, Namespace, Service string
-	// Step is how often both are read; 0 = 30 s.
+	// Step is how often both are read; 0 = 15 s.
 	Step time.Duration
 }
 
@@ -139,7 +139,7 @@ func (a *Addresses) Run(ctx context.Context, changed func()) {
 	}
 	step := a.cfg.Cluster.Step
 	if step <= 0 {
-		step = 30 * time.Second
+		step = 15 * time.Second
 	}
 	t := time.NewTicker(step)
 	defer t.Stop()

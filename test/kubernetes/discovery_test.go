@@ -280,6 +280,18 @@ func TestDiscovery(t *testing.T) {
 		awaitService(t, s, "home", "monitoring/turn/3478/udp", "")
 		awaitState(t, s, "home", "ok")
 	})
+	t.Run("K24 the agent asks for no more than it is granted, and for all of it", func(t *testing.T) {
+		asked := map[string]bool{}
+		for _, r := range k.Requests(account) {
+			asked[r.Resource+" "+r.Verb] = true
+		}
+		for _, resource := range []string{"services", "endpoints"} {
+			// A list comes as a watch where the API server can send it so.
+			if !asked[resource+" watch"] {
+				t.Errorf("%s: asked %v", resource, asked)
+			}
+		}
+	})
 	t.Run("HLE-S10 the agent writes nothing", func(t *testing.T) {
 		requests := k.Requests(account)
 		if len(requests) == 0 {
