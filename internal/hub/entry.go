@@ -183,42 +183,7 @@ func (c *claim) checkOrigin(field string, o *hubv1.Origin) *Problem {
 		return invalid(field+".proxy_protocol", pp, "use none or v2", "is not possible with udp")
 	}
 	if s := o.GetIdleTimeoutSeconds(); s > 86400 || s > 0 && c.protocol != store.UDP {
-		return invalid(field+".idle_timeout_secs", fmt.Sprint(s), "use 1 to 86400, with kind udp only", "is not possible here")
-	}
-	return nil
-}
-
-// checkRules refuses rules that point nowhere, and filters that are not built yet: what an edge
-// cannot do is never stored and ignored.
-func checkRules(t *hubv1.Tunnel) *Problem {
-	if len(t.Rules) > maxRules {
-		return invalid("rules", strconv.Itoa(len(t.Rules)), fmt.Sprintf("give at most %d", maxRules), "are too many")
-	}
-	for i, r := range t.Rules {
-		field := fmt.Sprintf("rules[%d]", i)
-		for j, f := range r.GetFilters() {
-			switch f.GetFilter().(type) {
-			case *hubv1.Filter_RequestHeaders, *hubv1.Filter_ResponseHeaders, *hubv1.Filter_Redirect, *hubv1.Filter_Rewrite:
-			case *hubv1.Filter_Mirror:
-				return invalid(fmt.Sprintf("%s.filters[%d]", field, j), "mirror", "remove the filter", "mirroring is not built yet")
-			default:
-				return invalid(fmt.Sprintf("%s.filters[%d]", field, j), "", "remove the filter, or update the hub", "this hub does not know the filter")
-			}
-		}
-		m := r.GetMatch()
-		for _, p := range []string{m.GetPathExact(), m.GetPathPrefix()} {
-			if p != "" && !strings.HasPrefix(p, "/") {
-				return invalid(field+".match.path", p, "start it with a slash", "is no path")
-			}
-		}
-		if m.GetPathExact() != "" && m.GetPathPrefix() != "" {
-			return invalid(field+".match.path_exact", m.GetPathExact(), "give one of path_exact and path_prefix", "is given beside path_prefix")
-		}
-		for j, o := range r.GetOrigins() {
-			if int(o.GetOrigin()) >= len(t.Origins) {
-				return invalid(fmt.Sprintf("%s.origins[%d]", field, j), fmt.Sprint(o.GetOrigin()), fmt.Sprintf("use 0 to %d", len(t.Origins)-1), "there is no such origin")
-			}
-		}
+		return invalid(field+".idle_timeout_seconds", fmt.Sprint(s), "use 1 to 86400, with kind udp only", "is not possible here")
 	}
 	return nil
 }

@@ -194,7 +194,7 @@ func TestTunnelBadInput(t *testing.T) {
 		{"origin with a password", "origins[0]", origin(&hubv1.Origin{Url: "http://u:p@a:1"})},
 		{"scheme", "origins[0]", origin(&hubv1.Origin{Url: "tcp://a:1"})},
 		{"proxy protocol", "origins[0].proxy_protocol", origin(&hubv1.Origin{Url: "http://a:1", ProxyProtocol: "v3"})},
-		{"idle time-out", "origins[0].idle_timeout_secs", origin(&hubv1.Origin{Url: "http://a:1", IdleTimeoutSeconds: 5})},
+		{"idle time-out", "origins[0].idle_timeout_seconds", origin(&hubv1.Origin{Url: "http://a:1", IdleTimeoutSeconds: 5})},
 		{"host header", "origins[0].host_header", origin(&hubv1.Origin{Url: "http://a:1", HostHeader: "a b"})},
 		{"host header of tcp", "origins[0].host_header", port(func(t *hubv1.Tunnel) { t.Origins[0].HostHeader = "origin" })},
 		{"server name without TLS", "origins[0].server_name", origin(&hubv1.Origin{Url: "http://a:1", ServerName: "a"})},

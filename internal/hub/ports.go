@@ -171,7 +171,7 @@ func (h *Hub) ReleasePort(ctx context.Context, kind wirev1.Kind, port uint32) er
 			return err
 		}
 		if len(rs) == 0 {
-			return notFound("reservation of "+protocol+" port", fmt.Sprint(port), "list them with adit port list; ports of grants are freed by adit invite revoke")
+			return notFoundIn("port", "reservation of "+protocol+" port", fmt.Sprint(port), "list them with adit port list; ports of grants are freed by adit invite revoke")
 		}
 		return tx.DeleteReservation(protocol, rs[0].First)
 	})

@@ -65,7 +65,7 @@ type agentPresence struct {
 	// address is where its link to the hub comes from.
 	address string
 	node    ed25519.PublicKey
-	tunnels  []*hubv1.TunnelReport
+	tunnels []*hubv1.TunnelReport
 	// capabilities and advertised are shown, see Replica.
 	capabilities, advertised []string
 }

@@ -20,7 +20,8 @@ type Problem struct {
 
 func (p *Problem) Error() string {
 	s := p.Text
-	if p.Field != "" {
+	// What there is not is named in the text.
+	if p.Field != "" && p.Code != reason.NotFound {
 		s = p.Field + ": " + s
 		if p.Value != "" {
 			s = fmt.Sprintf("%s %q: %s", p.Field, p.Value, p.Text)
@@ -43,4 +44,11 @@ func invalid(field, value, remedy, text string, args ...any) *Problem {
 
 func notFound(what, value, remedy string) *Problem {
 	return &Problem{Code: reason.NotFound, Text: fmt.Sprintf("there is no %s %q", what, value), Value: value, Remedy: remedy}
+}
+
+// notFoundIn is notFound for a field that is no text, which nothing else can tell.
+func notFoundIn(field, what, value, remedy string) *Problem {
+	p := notFound(what, value, remedy)
+	p.Field = field
+	return p
 }

@@ -10,6 +10,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/adit-dev/adit/internal/hub"
 	"github.com/adit-dev/adit/internal/hublink"
@@ -72,13 +73,37 @@ func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		err := admitted(ctx, req.Spec().Procedure)
 		if err == nil {
 			describe(hub.ActorFrom(ctx), req.Spec().Procedure, req.Any())
-			resp, err = next(ctx, req)
+			if err = wellFormed(req); err == nil {
+				resp, err = next(ctx, req)
+			}
+			nameField(err, req)
 			g.hub.Finished(ctx, err)
 		}
 		if err = g.done(req.Spec().Procedure, err); err != nil {
 			return nil, err
 		}
 		return resp, nil
+	}
+}
+
+// wellFormed checks what people sent. What machines may send is theirs to check: a text of theirs that is
+// too long must not cost the rest of a report.
+func wellFormed(req connect.AnyRequest) error {
+	m, ok := req.Any().(proto.Message)
+	if !ok || len(access[req.Spec().Procedure].machines) > 0 {
+		return nil
+	}
+	if p := checkFields(m); p != nil {
+		return p
+	}
+	return nil
+}
+
+// nameField says which field of the request named what there is not.
+func nameField(err error, req connect.AnyRequest) {
+	var p *hub.Problem
+	if m, ok := req.Any().(proto.Message); ok && errors.As(err, &p) && p.Code == reason.NotFound && p.Field == "" {
+		p.Field = namedBy(m, p.Value)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 // post calls a procedure with JSON, as curl does, and returns the problem in the answer.
 func (s *server) post(t *testing.T, procedure, body string) (status int, answer string, p struct{ Code, Field, Remedy, Holder, Held string }) {
 	t.Helper()
-	c, base := s.local()
+	c, base := s.oneClient()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+procedure, bytes.NewReader([]byte(body)))
 	if err != nil {
 		t.Fatal(err)
@@ -97,8 +97,8 @@ func TestManagedBadInput(t *testing.T) {
 		{hubv1connect.AgentServiceCreateAgentProcedure, `{"name": "x", "from": ["x"]}`, "from[0]", "invalid"},
 		{hubv1connect.AgentServiceDeleteAgentProcedure, `{"id": "home"}`, "id", "in_use"},
 		{hubv1connect.AgentServiceRotateAgentProcedure, `{"id": "home", "overlap": "9999999s"}`, "overlap", "invalid"},
-		{hubv1connect.AgentServiceRotateAgentProcedure, `{"id": "no"}`, "", "not_found"},
-		{hubv1connect.AgentServiceSetAgentEnabledProcedure, `{"id": "no"}`, "", "not_found"},
+		{hubv1connect.AgentServiceRotateAgentProcedure, `{"id": "no"}`, "id", "not_found"},
+		{hubv1connect.AgentServiceSetAgentEnabledProcedure, `{"id": "no"}`, "id", "not_found"},
 		{hubv1connect.AgentServiceDrainAgentProcedure, `{"id": "home"}`, "id", "no_agent"},
 		{hubv1connect.AccessServiceSetAccessProcedure, `{"label": "app"}`, "access", "invalid"},
 		{hubv1connect.AccessServiceAddAccessRuleProcedure, `{"label": "app"}`, "rule", "invalid"},
@@ -106,12 +106,12 @@ func TestManagedBadInput(t *testing.T) {
 		{hubv1connect.AccessServiceRemoveAccessRuleProcedure, `{"label": "app", "ruleId": "x"}`, "rule_id", "not_found"},
 		{hubv1connect.PolicyServiceSetPolicyProcedure, `{"policy": {"name": "a b"}}`, "policy.name", "invalid"},
 		{hubv1connect.PolicyServiceSetPolicyProcedure, `{"policy": {"name": "x"}}`, "policy.access.rules", "invalid"},
-		{hubv1connect.PolicyServiceGetPolicyProcedure, `{"name": "x"}`, "", "not_found"},
+		{hubv1connect.PolicyServiceGetPolicyProcedure, `{"name": "x"}`, "name", "not_found"},
 		{hubv1connect.InviteServiceUpdateInviteProcedure, `{"id": "x"}`, "update_mask", "invalid"},
-		{hubv1connect.InviteServiceRotateInviteProcedure, `{"id": "x"}`, "", "not_found"},
+		{hubv1connect.InviteServiceRotateInviteProcedure, `{"id": "x"}`, "id", "not_found"},
 		{hubv1connect.TenantServiceReleaseNameProcedure, `{"name": "x"}`, "name", "not_found"},
-		{hubv1connect.EdgeServiceDrainEdgeProcedure, `{"id": "x"}`, "", "not_found"},
-		{hubv1connect.EdgeServiceRemoveEdgeProcedure, `{"id": "x"}`, "", "not_found"},
+		{hubv1connect.EdgeServiceDrainEdgeProcedure, `{"id": "x"}`, "id", "not_found"},
+		{hubv1connect.EdgeServiceRemoveEdgeProcedure, `{"id": "x"}`, "id", "not_found"},
 	} {
 		code, body, p := s.post(t, c.procedure, c.body)
 		if code == 200 || p.Code != c.code || p.Field != c.field || p.Remedy == "" {

@@ -1,0 +1,224 @@
+package rpc
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// requests is a request for each procedure that takes one, of which one field at a time is spoilt.
+// Those that are not here are tried with an empty one.
+var requests = map[string]string{
+	"AccessService/SetAccess":        `{"label": "app", "access": {"mode": "MODE_PROTECTED", "require": "any", "policies": ["team"], "rules": [{"email": "a@example.com"}]}}`,
+	"AccessService/AddAccessRule":    `{"label": "app", "rule": {"email": "b@example.com"}}`,
+	"AccessService/RemoveAccessRule": `{"label": "app", "ruleId": "x"}`,
+	"PolicyService/SetPolicy":        `{"policy": {"name": "other", "access": {"require": "any", "rules": [{"email": "a@example.com"}]}}}`,
+	"UserService/InviteUser":         `{"name": "carl", "role": "viewer"}`,
+	"UserService/UpdateUser":         `{"id": "bob", "role": "viewer"}`,
+	"KeyService/CreateKey":           `{"name": "k", "user": "bob"}`,
+	"ProviderService/SetProvider":    `{"provider": {"name": "work", "issuer": "https://id.example.com", "clientId": "adit", "clientSecret": "s"}}`,
+	"DeviceService/StartDevice":      `{"client": "laptop"}`,
+	"InviteService/CreateInvite":     `{"name": "new", "hostnames": ["new.example.com"]}`,
+	"InviteService/UpdateInvite":     `{"id": "inv", "invite": {}}`,
+	"InviteService/RotateInvite":     `{"id": "inv"}`,
+	"TunnelService/CreateTunnel":     `{"agent": "home", "tunnel": {"kind": "KIND_HTTP", "label": "new", "origins": [{"url": "http://10.0.0.5:3000"}]}}`,
+	"TunnelService/UpdateTunnel":     `{"label": "app", "updateMask": "name", "tunnel": {"name": "app"}}`,
+	"AgentService/CreateAgent":       `{"name": "other"}`,
+	"AgentService/RotateAgent":       `{"id": "home"}`,
+	"AgentService/Preflight":         `{"agent": "home", "ask": {"origin": {"url": "http://10.0.0.5:3000"}}}`,
+	"AgentService/ListServices":      `{"id": "home"}`,
+	"AgentService/OpenForward":       `{"agent": "home", "target": "10.0.0.5:22"}`,
+	"PortService/ReservePort":        `{"kind": "KIND_TCP", "port": 2000}`,
+	"PortService/ReleasePort":        `{"kind": "KIND_TCP", "port": 2000}`,
+	"EdgeService/InviteEdge":         `{"name": "far"}`,
+	"NoticeService/SetNoticeTarget":  `{"target": {"name": "hook", "webhookUrl": "https://hooks.example.com/x"}}`,
+	"TrafficService/GetTraffic":      `{"label": "app"}`,
+}
+
+// spoilt are values that no field of a type may have, beyond those that its own rows try.
+func spoilt(f protoreflect.FieldDescriptor) []string {
+	switch f.Kind() {
+	case protoreflect.StringKind:
+		return []string{`"a\u0000b\r\n"`, `"` + strings.Repeat("x", 70_000) + `"`}
+	case protoreflect.EnumKind:
+		return []string{"99"}
+	case protoreflect.Uint32Kind, protoreflect.Uint64Kind, protoreflect.Fixed32Kind, protoreflect.Fixed64Kind:
+		return []string{"4294967295"}
+	case protoreflect.Int32Kind, protoreflect.Int64Kind:
+		return []string{"-1"}
+	case protoreflect.BytesKind:
+		return []string{`"` + strings.Repeat("eHh4", 40_000) + `"`}
+	case protoreflect.MessageKind:
+		switch f.Message().FullName() {
+		case "google.protobuf.Duration":
+			return []string{`"-5s"`, `"300000000000s"`}
+		case "google.protobuf.Timestamp":
+			return []string{`"0001-01-01T00:00:00Z"`}
+		case "google.protobuf.FieldMask":
+			return []string{`"nothing.of.the.kind"`}
+		}
+	}
+	return nil
+}
+
+// TestEveryField spoils every field of every request that people send, over HTTP: the answer names the
+// field and says what to do, and nothing has changed.
+func TestEveryField(t *testing.T) {
+	s := start(t)
+	seed(t, s)
+	before := revision(t, s)
+	known := map[string]bool{}
+	for _, svcs := range services() {
+		for i := range svcs.Len() {
+			for j := range svcs.Get(i).Methods().Len() {
+				m := svcs.Get(i).Methods().Get(j)
+				short := fmt.Sprintf("%s/%s", svcs.Get(i).Name(), m.Name())
+				w := access["/"+string(svcs.Get(i).FullName())+"/"+string(m.Name())]
+				if len(w.machines) > 0 || m.IsStreamingServer() {
+					continue
+				}
+				base := requests[short]
+				if base == "" {
+					base = "{}"
+				}
+				known[short] = true
+				walk(m.Input(), nil, 0, func(path []protoreflect.FieldDescriptor) {
+					spoil(t, s, "/"+string(svcs.Get(i).FullName())+"/"+string(m.Name()), short, base, path)
+				})
+			}
+		}
+	}
+	for p := range requests {
+		if !known[p] {
+			t.Errorf("%s does not exist", p)
+		}
+	}
+	if now := revision(t, s); now != before {
+		t.Errorf("the store changed from %s to %s", before, now)
+	}
+}
+
+// walk calls f with the path of each field that is no message, and of each well-known one.
+func walk(m protoreflect.MessageDescriptor, path []protoreflect.FieldDescriptor, depth int, f func([]protoreflect.FieldDescriptor)) {
+	for i := range m.Fields().Len() {
+		fd := m.Fields().Get(i)
+		at := append(slices.Clone(path), fd)
+		if fd.Kind() == protoreflect.MessageKind && len(spoilt(fd)) == 0 {
+			if depth < 4 && !fd.IsMap() {
+				walk(fd.Message(), at, depth+1, f)
+			}
+			continue
+		}
+		f(at)
+	}
+}
+
+var index = regexp.MustCompile(`\[\d+\]`)
+
+func spoil(t *testing.T, s *server, procedure, short, base string, path []protoreflect.FieldDescriptor) {
+	t.Helper()
+	var names []string
+	for _, f := range path {
+		names = append(names, string(f.Name()))
+	}
+	name := short + " " + strings.Join(names, ".")
+	if unspoilt[name] != "" || unspoilt[names[len(names)-1]] != "" {
+		return
+	}
+	last := path[len(path)-1]
+	for _, value := range spoilt(last) {
+		var body map[string]any
+		if err := json.Unmarshal([]byte(base), &body); err != nil {
+			t.Fatal(err)
+		}
+		set(body, path, json.RawMessage(value))
+		if mask := path[0].ContainingMessage().Fields().ByName("update_mask"); mask != nil && len(path) > 1 {
+			body["updateMask"] = path[1].JSONName()
+		}
+		text, err := json.Marshal(body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code, answer, p := s.post(t, procedure, string(text))
+		field := index.ReplaceAllString(p.Field, "")
+		// The field itself, or the part of the request that it makes wrong.
+		last := field[strings.LastIndex(field, ".")+1:]
+		if code == 200 || p.Remedy == "" || !slices.Contains(names, last) {
+			t.Errorf("%s = %.40s: %d field %q remedy %q: %.300s", name, value, code, p.Field, p.Remedy, answer)
+		}
+	}
+}
+
+// set puts a value at a path, into the first element of lists.
+func set(body map[string]any, path []protoreflect.FieldDescriptor, value json.RawMessage) {
+	f := path[0]
+	key := f.JSONName()
+	if len(path) == 1 {
+		switch {
+		case f.IsMap():
+		case f.IsList():
+			body[key] = []any{value}
+		default:
+			body[key] = value
+		}
+		return
+	}
+	inner := map[string]any{}
+	// A rule of access is one thing only.
+	rule := f.Message() != nil && f.Message().Name() == "AccessRule" && path[1].Name() != "note"
+	if f.IsList() {
+		if l, ok := body[key].([]any); ok && len(l) > 0 {
+			inner, _ = l[0].(map[string]any)
+		}
+		inner = maps.Clone(inner)
+		body[key] = []any{inner}
+	} else {
+		if m, ok := body[key].(map[string]any); ok {
+			inner = m
+		}
+		body[key] = inner
+	}
+	if rule && (path[1].ContainingOneof() != nil || path[1].Kind() == protoreflect.StringKind) {
+		clear(inner)
+	}
+	set(inner, path[1:], value)
+}
+
+// seed makes what well-formed requests speak of.
+func seed(t *testing.T, s *server) {
+	t.Helper()
+	s.user("bob", admin)
+	for _, r := range [][2]string{
+		{"AgentService/CreateAgent", `{"name": "home"}`},
+		{"TunnelService/CreateTunnel", `{"agent": "home", "tunnel": {"kind": "KIND_HTTP", "label": "app", "origins": [{"url": "http://10.0.0.5:3000"}]}}`},
+		{"PolicyService/SetPolicy", `{"policy": {"name": "team", "access": {"rules": [{"email": "a@example.com"}]}}}`},
+		{"InviteService/CreateInvite", `{"name": "inv", "hostnames": ["inv.example.com"]}`},
+	} {
+		if code, body, _ := s.post(t, "/adit.hub.v1."+r[0], r[1]); code != 200 {
+			t.Fatal(r, code, body)
+		}
+	}
+}
+
+// unspoilt are fields that have no bad value of the kind tried here, and why.
+var unspoilt = map[string]string{
+	"TunnelService/CreateTunnel tunnel.version": "a new tunnel has none yet", "TunnelService/UpdateTunnel tunnel.version": "the request has its own",
+	"TunnelService/CreateTunnel tunnel.port_last": "told of with port", "TunnelService/UpdateTunnel tunnel.port_last": "told of with port", "PortService/ReservePort last": "told of with port",
+	"AgentService/Preflight ask.origin.idle_timeout_seconds": "the agent judges the origin", "AgentService/Preflight ask.origin.ca_pem": "the agent judges the origin",
+	"page_size": "more than a page can hold means a page (AIP-158)",
+	// What the hub tells is not read, so that what was read can be sent again with a change.
+	"created_at": "told by the hub", "updated_at": "told by the hub", "revoked_at": "told by the hub", "last_delivery_at": "told by the hub",
+	"last_error": "told by the hub", "used_by": "told by the hub", "summary": "told by the hub", "replicas": "told by the hub",
+}
+
+func revision(t *testing.T, s *server) string {
+	t.Helper()
+	_, body, _ := s.post(t, "/adit.hub.v1.TunnelService/ListTunnels", `{}`)
+	return body
+}
