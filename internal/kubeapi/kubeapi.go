@@ -41,7 +41,7 @@ const (
 	Nodes     = "nodes"
 )
 
-// ErrNoAccess: this process has no way to the API of a cluster.
+// ErrNoAccess says that this process has no way to the API of a cluster.
 var ErrNoAccess = errors.New("no access to a Kubernetes API")
 
 // Client reads the API.

@@ -146,11 +146,15 @@ func TestNodeAddresses(t *testing.T) {
 	if !r.Node(netip.MustParseAddr("192.168.7.10")) || r.Node(netip.MustParseAddr("192.168.7.11")) {
 		t.Error("the addresses of the node are not known as such")
 	}
-	a.set(func() { a.service = direct(corev1.ServicePort{Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}) })
+	a.set(func() {
+		a.service = direct(corev1.ServicePort{Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080})
+	})
 	want("has no UDP node port", all...)
 	a.set(func() { a.service = nil })
 	want(`Service "direct" in namespace "edge": not found`, all...)
-	a.set(func() { a.service = direct(corev1.ServicePort{Protocol: corev1.ProtocolUDP, Port: 51820, NodePort: 31821}) })
+	a.set(func() {
+		a.service = direct(corev1.ServicePort{Protocol: corev1.ProtocolUDP, Port: 51820, NodePort: 31821})
+	})
 	want("", "203.0.113.10:31821", "192.168.7.10:31821", "[fd00:7::10]:31821", "home.example.com:51820")
 	a.set(func() { a.node = node() })
 	want("neither an ExternalIP nor an InternalIP", "203.0.113.10:31821", "192.168.7.10:31821", "[fd00:7::10]:31821", "home.example.com:51820")

@@ -64,7 +64,9 @@ func TestNodeAddresses(t *testing.T) {
 	s := stack.StartServer(t, stack.ServerConfig{})
 	inv := s.Invite("home", "--hostname", "app.localhost")
 	advertised := func() []string {
-		var v struct{ Replicas []struct{ Advertised []string } }
+		var v struct {
+			Replicas []struct{ Advertised []string }
+		}
 		s.CLI("agents", "get", "home").JSON(t, &v)
 		if len(v.Replicas) != 1 {
 			return nil

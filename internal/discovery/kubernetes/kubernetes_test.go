@@ -217,9 +217,12 @@ func TestEntry(t *testing.T) {
 	numbered.TargetPort, numbered.AppProtocol = intstr.FromInt32(9001), &app
 	r.start(
 		svc("shop/Front.End", func(s *corev1.Service) {
-			s.Labels = map[string]string{"app.kubernetes.io/name": "front", "app": "x", "adit.dev/tier": "1", "hle.world/y": "2", "other": "no", "apple": strings.Repeat("x", 300)}
+			s.Labels = map[string]string{"app.kubernetes.io/name": "front", "app": "x", "adit.dev/tier": "1", "hle.world/y": "2", "other": "no", "apple": strings.Repeat("x", 1000)}
 		}, named, numbered, udp("dns", 53)),
-		svc("shop/pods", func(s *corev1.Service) { s.Spec.ClusterIP = "None"; s.Annotations = map[string]string{"adit.dev/label": "My Pods"} }, named, numbered),
+		svc("shop/pods", func(s *corev1.Service) {
+			s.Spec.ClusterIP = "None"
+			s.Annotations = map[string]string{"adit.dev/label": "My Pods"}
+		}, named, numbered),
 		svc("shop/byhand", func(s *corev1.Service) { s.Spec.Selector = nil }, tcp("", 80)),
 		eps("shop/Front.End", []string{"10.0.0.1", "10.0.0.2"}, []string{"10.0.0.3"},
 			corev1.EndpointPort{Name: "web", Port: 8080, Protocol: "TCP"}, corev1.EndpointPort{Name: "dns", Port: 5353, Protocol: "UDP"}), //nolint:staticcheck // see eps
@@ -346,5 +349,29 @@ func TestGuardKnowledge(t *testing.T) {
 	_ = r.services.Delete(svc("ingress/nginx", nil))
 	if r.Selected(at("192.168.1.2:443")) {
 		t.Error("a Service that is gone selects")
+	}
+}
+
+func TestNoAccess(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		wanted bool
+		err    error
+		want   string
+	}{
+		{"no cluster, nobody asked", false, fmt.Errorf("%w: this is no Pod", kubeapi.ErrNoAccess), "off this is no Pod"},
+		{"no token, but asked for", true, fmt.Errorf("%w: the Pod has no token", kubeapi.ErrNoAccess), "unavailable no access to a Kubernetes API: the Pod has no token"},
+		{"a broken CA", false, errors.New("the API server's CA: no PEM"), "unavailable the API server's CA: no PEM"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, sink := New(Config{Wanted: c.wanted, Connect: func() (*kubeapi.Client, error) { return nil, c.err }}), newRecord()
+			p.Run(t.Context(), sink)
+			if sink.state != c.want {
+				t.Errorf("state %q, want %q", sink.state, c.want)
+			}
+			if p.APIServer(netip.MustParseAddrPort("10.0.0.1:1")) || p.Selected(netip.MustParseAddrPort("10.0.0.1:1")) || p.Behind(netip.MustParseAddrPort("10.0.0.1:1")) != nil {
+				t.Error("it knows something of the cluster")
+			}
+		})
 	}
 }

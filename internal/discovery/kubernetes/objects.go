@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -60,11 +61,9 @@ const (
 	hlePrefix = "hle.world/"
 )
 
-const (
-	// maxLabel bounds a label that is passed on, in bytes, and maxLabels their number.
-	maxLabel  = 256
-	maxLabels = 32
-)
+// maxLabels bounds the labels of one Service that are passed on, in bytes: the hub takes thousands of
+// services in one report of 8 MiB.
+const maxLabels = 1 << 10
 
 func keepService(obj any) (key, *service) {
 	o := obj.(*corev1.Service)
@@ -111,20 +110,14 @@ func protocolOf(p corev1.Protocol) string {
 
 // keptLabels are those that tell people what a Service is, and those for Adit.
 func keptLabels(all map[string]string) map[string]string {
-	var names []string
-	for k, v := range all {
+	out := map[string]string{}
+	size := 0
+	for _, k := range slices.Sorted(maps.Keys(all)) {
 		ours := strings.HasPrefix(k, "app") || strings.HasPrefix(k, "helm.sh/") || strings.HasPrefix(k, prefix) || strings.HasPrefix(k, hlePrefix)
-		if ours && len(k) <= maxLabel && len(v) <= maxLabel {
-			names = append(names, k)
+		if n := len(k) + len(all[k]); ours && size+n <= maxLabels {
+			out[k] = all[k]
+			size += n
 		}
-	}
-	slices.Sort(names)
-	if len(names) > maxLabels {
-		names = names[:maxLabels]
-	}
-	out := make(map[string]string, len(names))
-	for _, k := range names {
-		out[k] = all[k]
 	}
 	return out
 }
