@@ -136,7 +136,7 @@ type Control struct {
 func ControlPlane(t testing.TB) *Control {
 	t.Helper()
 	Need(t, false)
-	dir, err := os.MkdirTemp("", "adit-control-")
+	dir, err := os.MkdirTemp("", "adit-control-") //nolint:usetesting // removed after its processes
 	if err != nil {
 		t.Fatal(err)
 	}

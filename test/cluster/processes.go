@@ -69,15 +69,6 @@ func (p *processes) pid(name string) int {
 	return pid
 }
 
-// signal sends a signal to a program that runs.
-func (p *processes) signal(name string, s syscall.Signal) error {
-	pid := p.pid(name)
-	if pid == 0 {
-		return fmt.Errorf("%s does not run: %s", name, tail(p.log(name)))
-	}
-	return syscall.Kill(pid, s)
-}
-
 // stop ends a program, with SIGKILL if it takes longer than grace; one that does not run is fine.
 func (p *processes) stop(name string, grace time.Duration) {
 	pid := p.pid(name)

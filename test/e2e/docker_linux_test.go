@@ -29,7 +29,7 @@ func startDocker(t *testing.T) *dockerd {
 	t.Helper()
 	path := need.Program(t, "dockerd", "docker")
 	// Paths of sockets are short.
-	dir, err := os.MkdirTemp("", "adit-docker-")
+	dir, err := os.MkdirTemp("", "adit-docker-") //nolint:usetesting // paths of sockets are short
 	if err != nil {
 		t.Fatal(err)
 	}

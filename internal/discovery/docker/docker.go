@@ -108,7 +108,7 @@ func (p *Provider) follow(ctx context.Context, to discovery.Sink) error {
 	defer func() {
 		cancel()
 		if !stopped {
-			<-ended
+			<-ended //nolint:errcheck // it was cancelled
 		}
 	}()
 	retry := time.NewTimer(again)

@@ -33,7 +33,9 @@ func running(id, name string, ports ...port) container {
 
 // TestAddresses: which addresses of a port are tried, and in which order.
 func TestAddresses(t *testing.T) {
-	tcp := func(ip string, public uint16) port { return port{IP: ip, PrivatePort: 80, PublicPort: public, Type: "tcp"} }
+	tcp := func(ip string, public uint16) port {
+		return port{IP: ip, PrivatePort: 80, PublicPort: public, Type: "tcp"}
+	}
 	shared := running("aa", "web", tcp("0.0.0.0", 8080))
 	shared.NetworkSettings.Networks = map[string]network{"shop": {IPAddress: "10.9.0.3", GlobalIPv6Address: "fd00::3"}}
 	host := running("bb", "web", tcp("", 0))
@@ -198,7 +200,7 @@ func (s *sink) until(t *testing.T, what string, f func() bool) {
 // socketServer answers at a socket as Docker does, with faults that a real one does not show.
 func socketServer(t *testing.T, h http.Handler) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "adit-")
+	dir, err := os.MkdirTemp("", "adit-") //nolint:usetesting // paths of sockets are short
 	if err != nil {
 		t.Fatal(err)
 	}
