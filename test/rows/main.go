@@ -105,7 +105,7 @@ func (o outcome) String() string {
 // name may hold slashes of its own.
 func rowsOf(test string, ids map[string]bool) (found []string) {
 	for element := range strings.SplitSeq(test, "/") {
-		for _, word := range strings.FieldsFunc(element, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+		for _, word := range strings.FieldsFunc(element, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) && r != '-' }) {
 			if !anID.MatchString(word) {
 				break
 			}
@@ -117,7 +117,8 @@ func rowsOf(test string, ids map[string]bool) (found []string) {
 	return found
 }
 
-var anID = regexp.MustCompile(`^[A-Z][0-9]{2}$`)
+// anID is a row of faults, or a statement of HLE's or Towonel's documentation.
+var anID = regexp.MustCompile(`^([A-Z][0-9]{2}|HLE-S[0-9]{1,2}|TOW-[0-9]{1,2})$`)
 
 func printRows(list, run string, out io.Writer) (bool, error) {
 	lf, err := os.Open(list)

@@ -78,3 +78,14 @@ func write(t *testing.T, path, text string) {
 		t.Fatal(err)
 	}
 }
+
+func TestRowsOf(t *testing.T) {
+	ids := map[string]bool{"H05": true, "HLE-S1": true, "HLE-S10": true, "TOW-23": true}
+	for test, want := range map[string]string{
+		"TestA/HLE-S10_never_writes": "HLE-S10", "TestA/TOW-23_H05_both": "TOW-23 H05", "TestA/a/H05:_x": "H05", "TestA/HLE-S1,_HLE-S10_two": "HLE-S1 HLE-S10", "TestA/none_H05": "",
+	} {
+		if got := strings.Join(rowsOf(test, ids), " "); got != want {
+			t.Errorf("%s: %q, want %q", test, got, want)
+		}
+	}
+}
