@@ -61,8 +61,8 @@ func providers(cfg *agent.Config, s *config.Agent, connect func() (*kubeapi.Clie
 		}
 	}
 	auto := slices.Contains(s.Discovery, "auto")
-	if auto || slices.Contains(s.Discovery, host.Name) {
-		cfg.Providers = append(cfg.Providers, host.New(host.Config{ExcludePorts: ports}))
+	if named := slices.Contains(s.Discovery, host.Name); auto || named {
+		cfg.Providers = append(cfg.Providers, host.New(host.Config{ExcludePorts: ports, Wanted: named}))
 	}
 	if named := slices.Contains(s.Discovery, docker.Name); auto || named {
 		cfg.Providers = append(cfg.Providers, docker.New(docker.Config{Socket: s.DockerSocket, Wanted: named, ExcludePorts: ports}))

@@ -33,6 +33,9 @@ type Config struct {
 	ExcludePorts []uint16
 	// Root is where /proc is; empty = "/proc".
 	Root string
+	// Wanted: somebody asked for it by name, so that it looks in a container too: one may share the
+	// host's network, or be a whole machine.
+	Wanted bool
 	// Container tells whether the agent runs in one; nil = look.
 	Container func() bool
 	// Sniff tells the scheme of a port that no name is known for; nil = ask it.
@@ -80,8 +83,8 @@ func (p *Provider) Run(ctx context.Context, to discovery.Sink) {
 	case runtime.GOOS != "linux":
 		to.State(discovery.Off, "the ports of this system cannot be listed; it works on Linux")
 		return
-	case p.cfg.Container():
-		to.State(discovery.Off, "the agent runs in a container, whose own ports are not the host's")
+	case !p.cfg.Wanted && p.cfg.Container():
+		to.State(discovery.Off, "the agent runs in a container, whose own ports are not the host's; --discovery host lists them all the same")
 		return
 	}
 	t := time.NewTicker(step)
