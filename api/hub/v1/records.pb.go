@@ -1590,15 +1590,15 @@ const file_hub_v1_records_proto_rawDesc = "" +
 	"\x06remedy\x18\x06 \x01(\tR\x06remedy\x120\n" +
 	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"O\n" +
 	"\x14ListProblemsResponse\x127\n" +
-	"\bproblems\x18\x01 \x03(\v2\x1b.adit.hub.v1.CurrentProblemR\bproblems\"\x94\x03\n" +
+	"\bproblems\x18\x01 \x03(\v2\x1b.adit.hub.v1.CurrentProblemR\bproblems\"\x9e\x03\n" +
 	"\fNoticeTarget\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vwebhook_url\x18\x02 \x01(\tR\n" +
-	"webhookUrl\x12%\n" +
-	"\x0ewebhook_secret\x18\x03 \x01(\tR\rwebhookSecret\x12\x19\n" +
+	"webhookUrl\x12*\n" +
+	"\x0ewebhook_secret\x18\x03 \x01(\tB\x03\x80\x01\x01R\rwebhookSecret\x12\x19\n" +
 	"\bsmtp_url\x18\x04 \x01(\tR\asmtpUrl\x12\x1b\n" +
-	"\tsmtp_user\x18\x05 \x01(\tR\bsmtpUser\x12#\n" +
-	"\rsmtp_password\x18\x06 \x01(\tR\fsmtpPassword\x12\x1b\n" +
+	"\tsmtp_user\x18\x05 \x01(\tR\bsmtpUser\x12(\n" +
+	"\rsmtp_password\x18\x06 \x01(\tB\x03\x80\x01\x01R\fsmtpPassword\x12\x1b\n" +
 	"\tmail_from\x18\a \x01(\tR\bmailFrom\x12\x17\n" +
 	"\amail_to\x18\b \x03(\tR\x06mailTo\x12\x14\n" +
 	"\x05kinds\x18\t \x03(\tR\x05kinds\x12\x1d\n" +

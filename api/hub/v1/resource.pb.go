@@ -2361,10 +2361,10 @@ const file_hub_v1_resource_proto_rawDesc = "" +
 	"\x18response_timeout_seconds\x18\x16 \x01(\rR\x16responseTimeoutSeconds\x12#\n" +
 	"\rwebsocket_off\x18\x17 \x01(\bR\fwebsocketOff\x12L\n" +
 	"\x13upstream_basic_auth\x18\x18 \x01(\v2\x1c.adit.hub.v1.BasicCredentialR\x11upstreamBasicAuth\x12;\n" +
-	"\fhealth_check\x18\x19 \x01(\v2\x18.adit.hub.v1.HealthCheckR\vhealthCheck\"A\n" +
+	"\fhealth_check\x18\x19 \x01(\v2\x18.adit.hub.v1.HealthCheckR\vhealthCheck\"F\n" +
 	"\x0fBasicCredential\x12\x12\n" +
-	"\x04user\x18\x01 \x01(\tR\x04user\x12\x1a\n" +
-	"\bpassword\x18\x02 \x01(\tR\bpassword\"u\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x12\x1f\n" +
+	"\bpassword\x18\x02 \x01(\tB\x03\x80\x01\x01R\bpassword\"u\n" +
 	"\vHealthCheck\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12)\n" +
 	"\x10interval_seconds\x18\x02 \x01(\rR\x0fintervalSeconds\x12'\n" +

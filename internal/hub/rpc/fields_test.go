@@ -222,3 +222,20 @@ func revision(t *testing.T, s *server) string {
 	_, body, _ := s.post(t, "/adit.hub.v1.TunnelService/ListTunnels", `{}`)
 	return body
 }
+
+// TestSecretFieldsAreMarked: what is marked in the descriptors stays out of the audit and of errors.
+func TestSecretFieldsAreMarked(t *testing.T) {
+	looks := regexp.MustCompile(`(^|_)(password|secret|device_code)$`)
+	for _, svcs := range services() {
+		for i := range svcs.Len() {
+			for j := range svcs.Get(i).Methods().Len() {
+				m := svcs.Get(i).Methods().Get(j)
+				walk(m.Input(), nil, 0, func(path []protoreflect.FieldDescriptor) {
+					if f := path[len(path)-1]; looks.MatchString(string(f.Name())) && !secret(f) {
+						t.Errorf("%s of %s is not marked with debug_redact", f.FullName(), m.FullName())
+					}
+				})
+			}
+		}
+	}
+}
