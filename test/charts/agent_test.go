@@ -159,15 +159,12 @@ func TestDeclaringAgent(t *testing.T) {
 func monitored(t *testing.T, values string, args ...string) {
 	t.Helper()
 	all := must(t, "adit-agent", values, args...)
-	m := get[struct {
-		APIVersion, Kind string
-		Metadata         any
-		Spec             struct {
-			JobLabel  string
+	m := some[struct {
+		Spec struct {
 			Selector  struct{ MatchLabels map[string]string }
-			Endpoints []struct{ Port, Path, Interval, ScrapeTimeout string }
+			Endpoints []struct{ Port string }
 		}
-	}](t, all, "ServiceMonitor", "")
+	}](t, all, "ServiceMonitor")
 	var found []string
 	for _, o := range all {
 		if o.Kind != "Service" {

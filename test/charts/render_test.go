@@ -148,6 +148,25 @@ func (all objects) text() string {
 // get reads the object of that name strictly; an empty name is the only one of its kind.
 func get[T any](t *testing.T, all objects, kind, name string) *T {
 	t.Helper()
+	out, text := new(T), all.find(t, kind, name)
+	if err := yaml.UnmarshalStrict(text, out); err != nil {
+		t.Fatalf("%s %s: %v\n%s", kind, name, err, text)
+	}
+	return out
+}
+
+// some reads only what the type has.
+func some[T any](t *testing.T, all objects, kind string) *T {
+	t.Helper()
+	out, text := new(T), all.find(t, kind, "")
+	if err := yaml.Unmarshal(text, out); err != nil {
+		t.Fatalf("%s: %v\n%s", kind, err, text)
+	}
+	return out
+}
+
+func (all objects) find(t *testing.T, kind, name string) []byte {
+	t.Helper()
 	var found []object
 	for _, o := range all {
 		if o.Kind == kind && (name == "" || o.Name == name) {
@@ -157,11 +176,7 @@ func get[T any](t *testing.T, all objects, kind, name string) *T {
 	if len(found) != 1 {
 		t.Fatalf("%d objects are %s %q, of %v", len(found), kind, name, all.names())
 	}
-	out := new(T)
-	if err := yaml.UnmarshalStrict(found[0].text, out); err != nil {
-		t.Fatalf("%s %s: %v\n%s", kind, name, err, found[0].text)
-	}
-	return out
+	return found[0].text
 }
 
 func deployment(t *testing.T, all objects) *appsv1.Deployment {

@@ -109,6 +109,7 @@ func TestServer(t *testing.T) {
 			"domain: example.com\nreplicas: 2\n":                    "SQLite is a file of one Pod",
 			"domain: example.com\npersistence: {enabled: false}\n":  "SQLite keeps everything on the volume",
 			"domain: example.com\nedge: {kind: DaemonSet}\n":        "DaemonSet is for further edges",
+			several + "persistence: {existingClaim: x}\n":           "is one volume",
 			"roles: [edge]\n":          "join.existingSecret is required",
 			joined:                     "edge.advertise is required",
 			postgres + "replicas: 2\n": "edge.advertise is required",

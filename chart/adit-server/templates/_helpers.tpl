@@ -105,6 +105,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if and $hub (not $postgres) (not $v.persistence.enabled) }}
 {{- fail "persistence.enabled is false, but SQLite keeps everything on the volume; use PostgreSQL (database.existingSecret), or persistence" }}
 {{- end }}
+{{- if and $v.persistence.existingClaim (gt (int $v.replicas) 1) }}
+{{- fail (printf "persistence.existingClaim is one volume, but there are %d replicas; leave it empty, and each gets its own" (int $v.replicas)) }}
+{{- end }}
 {{- if and $edge (not $hub) (not $v.join.existingSecret) }}
 {{- fail (printf "join.existingSecret is required with roles [edge]. Make a token on the hub, and a Secret of it:\n  adit edge invite --quiet > edge.token\n  kubectl -n %s create secret generic adit-edge --from-file=%s=edge.token" .Release.Namespace $v.join.secretKey) }}
 {{- end }}

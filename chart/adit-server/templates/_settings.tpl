@@ -138,7 +138,20 @@
 {{- end }}
 {{- end }}
 
+{{/* A volume of a claim that the StatefulSet makes is not among them. */}}
 {{- define "adit-server.volumes" -}}
+{{- $p := .Values.persistence }}
+{{- if not $p.enabled }}
+- {name: data, emptyDir: {}}
+{{- else if include "adit-server.daemon" . }}
+- name: data
+  hostPath:
+    path: {{ $p.hostPath | default (printf "/var/lib/adit/%s" (include "adit-server.clusterName" .)) }}
+    type: DirectoryOrCreate
+{{- else if $p.existingClaim }}
+- name: data
+  persistentVolumeClaim: {claimName: {{ $p.existingClaim }}}
+{{- end }}
 {{- range include "adit-server.secrets" . | fromJsonArray }}
 - name: {{ index . 0 }}
   secret:
@@ -160,5 +173,8 @@
             - {key: tls.crt, path: {{ $file }}.crt}
             - {key: tls.key, path: {{ $file }}.key}
       {{- end }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end }}
