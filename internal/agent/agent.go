@@ -93,6 +93,8 @@ type Agent struct {
 	ring    *telemetry.Ring
 	checker *preflight.Checker
 	finder  *discovery.Finder
+	// can are the capabilities when something was found last.
+	can atomic.Pointer[string]
 	// labels are the declarations in use, labelProblems what is wrong with others.
 	labelMu       sync.Mutex
 	labels        map[string]*discovery.Declaration

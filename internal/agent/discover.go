@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
@@ -22,9 +23,14 @@ func (a *Agent) capabilities() []string {
 	return out
 }
 
-// foundSomething has the services that were found reported, and what they declare served.
+// foundSomething has the services that were found reported, and what they declare served. A
+// provider that turns out not to work here changes what the agent can do.
 func (a *Agent) foundSomething() {
 	a.takeLabels()
+	can := strings.Join(a.capabilities(), " ")
+	if old := a.can.Swap(&can); old == nil || *old != can {
+		a.reportSoon()
+	}
 	if m := a.current.Load(); m != nil {
 		wake(m.found)
 	}
