@@ -17,7 +17,7 @@ QUICK    := adit (auto|latency|throughput)$$|(throughput|raw) passthrough|http c
 export ADIT_TOOLS := $(TOOLS)
 export ADIT_BIN   := $(BIN)/adit
 
-.PHONY: help demo build test check lint generate generated rows soak tools cross baseline docs bench bench-quick image cluster-up cluster-down
+.PHONY: help demo build test check lint generate generated rows soak tools cross baseline docs bench bench-quick image charts cluster-up cluster-down
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -46,6 +46,9 @@ bench-quick: build ## the same in under five minutes, with fewer targets, printe
 
 image: ## build the image for amd64 and arm64 as an OCI archive, and print its digest
 	@VERSION="$(VERSION)" GO="$(GO)" deploy/image/build
+
+charts: ## package the charts with the image's digest into dist/charts; REGISTRY=… pushes them too
+	@VERSION="$(VERSION)" GO="$(GO)" HELM="$$(GO="$(GO)" test/charts/tool helm)" deploy/charts
 
 cluster-up: ## start a Kubernetes with one node, to try things in
 	$(GO) run ./test/cluster/cmd up
