@@ -47,7 +47,6 @@ func (a *app) servicesCommand() *cobra.Command {
 		Use: "services NAME|ID", Short: "What an agent found beside it that could be exposed", Args: oneArg("NAME or ID"),
 		Example: `  adit agents services home
   adit agents services home --filter grafana`,
-		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.call(func(ctx context.Context, c *client, args []string) error {
 			v := discoveredView{Providers: []providerView{}, Services: []foundView{}}
 			err := pages(func(token string) (string, error) {

@@ -34,7 +34,6 @@ sees it), until it is interrupted. Nothing becomes public. The agent decides wha
 			}
 			return nil
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.call(func(parent context.Context, c *client, args []string) error {
 			ctx, _, stop := lifetime(parent)
 			defer stop()

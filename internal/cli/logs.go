@@ -26,8 +26,7 @@ func (a *app) logsCommand() *cobra.Command {
 		Use: "logs AGENT", Short: "Show the log of a running agent", Args: oneArg("AGENT"),
 		Long: `Shows the last lines of an agent's log, without secrets. With --follow it goes on with new ones until
 Ctrl-C; with -o json each line is an object of its own.`,
-		Example:           `  adit logs home -f`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Example: `  adit logs home -f`,
 		RunE: a.call(func(parent context.Context, c *client, args []string) error {
 			ctx, _, stop := lifetime(parent)
 			defer stop()

@@ -45,7 +45,6 @@ It only reads: GET requests without credentials. It ends with exit code 1 when i
 could not check.`,
 		Example: `  adit preflight http://127.0.0.1:3000 --agent home --hostname app.example.com
   adit preflight tcp://10.0.0.5:5432 --agent home --kind tcp`,
-		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.call(func(ctx context.Context, c *client, args []string) error {
 			if agent == "" {
 				return usageErrorf("--agent is missing: name the agent that is to try %s; `adit agents list` shows them", args[0])

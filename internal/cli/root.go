@@ -106,6 +106,7 @@ Start with:  adit demo`,
 		a.doctorCommand(), a.configCommand(), a.versionCommand())
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(a.completionCommand(root))
+	a.completeNames(root)
 	for _, c := range root.Commands() {
 		commandArgs(c)
 	}

@@ -109,7 +109,7 @@ func (h *Hub) certifyOnce(ctx context.Context, asked map[string]time.Time) {
 			// What is there is better than nothing; the problem is shown beside it.
 			c = &hubv1.Certificate{Name: name, ChainPem: have.GetChainPem(), KeyPem: have.GetKeyPem(), NotAfter: have.GetNotAfter(), Problem: c.GetProblem()}
 		}
-		if err := h.publish(ctx, name, have, c); err != nil {
+		if err := h.publish(ctx, name, have, c); err != nil && ctx.Err() == nil {
 			h.log.Error("certificate not stored", "name", name, "error", err)
 		}
 	}

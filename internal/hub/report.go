@@ -70,12 +70,12 @@ func (h *Hub) reportEdge(ctx context.Context, e edgeCaller, r *hubv1.ReportReque
 			return err
 		}
 	case h.seenDue(id):
-		if err := h.store.Write(ctx, func(tx *store.Tx) error { return tx.SeenEdge(id) }); err != nil {
+		if err := h.store.Write(ctx, func(tx *store.Tx) error { return tx.SeenEdge(id) }); err != nil && ctx.Err() == nil {
 			h.log.Warn("time of an edge's report not stored", "edge", id, "error", err)
 		}
 	}
 	h.presence.edge(id, h.cfg.Now(), r)
-	if err := h.noteHolders(ctx, id, r); err != nil {
+	if err := h.noteHolders(ctx, id, r); err != nil && ctx.Err() == nil {
 		h.log.Warn("the holders of enrolments at an edge were not noted", "edge", id, "error", err)
 	}
 	h.traffic.add(id, h.cfg.Now(), r.GetTraffic())
