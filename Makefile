@@ -69,6 +69,7 @@ baseline: tools ## note the API as published: later changes must stay compatible
 
 docs: build ## rewrite the parts of docs/reference that come from the code
 	ADIT_WRITE_DOCS=1 $(GO) test -count=1 ./test/docs
+	ADIT_WRITE_DOCS=1 $(GO) test -count=1 -run '^TestReference$$' ./test/charts
 
 cross: ## build for the other platforms
 	GOOS=linux GOARCH=arm64 CGO_ENABLED=0 $(GO) build -o /dev/null ./cmd/adit
