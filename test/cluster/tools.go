@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/adit-dev/adit/test/charts"
 )
 
 // Tools are what a test does with a cluster; what goes wrong fails the test.
@@ -84,7 +86,11 @@ func (k Tools) Helm(args ...string) string {
 
 // TryHelm is Helm for what may fail.
 func (k Tools) TryHelm(args ...string) (string, error) {
-	return k.c.command(nil, append([]string{filepath.Join(Bin(), "helm"), "--kubeconfig", k.c.Kubeconfig}, args...)...)
+	program, err := charts.Tool("helm")
+	if err != nil {
+		return "", err
+	}
+	return k.c.command(nil, append([]string{program, "--kubeconfig", k.c.Kubeconfig}, args...)...)
 }
 
 // Request is one that the API server has answered.
