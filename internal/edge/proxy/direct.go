@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"net/textproto"
 	"os"
 	"slices"
@@ -39,10 +38,15 @@ type direct struct {
 	// header is how much more the header of an answer may have; 0 while a body is read.
 	header int
 
+	// deadline is that of reads, zero without one.
+	deadline time.Time
+
 	// rest begins the watch of an idle connection; watch is that, nil before.
 	rest    *time.Timer
 	mu      sync.Mutex
+	armed   bool // rest will come
 	resting bool
+	since   time.Time // when the idle time began
 	watched chan struct{}
 	over    bool // it ended while it was idle
 }
@@ -52,16 +56,10 @@ var (
 	writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, directBuffer) }}
 )
 
-// mayGoDirect reports whether a request on rd is one of those: sending it again does no harm
-// either, since a connection may have ended while it was idle.
-func (rd *ride) mayGoDirect(out *http.Request) bool {
-	switch out.Method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
-	default:
-		return false
-	}
-	return rd.protocol == http1 && !rd.exclusive && (out.Body == nil || out.Body == http.NoBody) &&
-		out.Header.Get("Upgrade") == "" && out.Header.Get("Expect") == ""
+// mayGoDirect reports whether a request on rd may be spoken so. It is sent again where its connection
+// ended while that was idle.
+func (rd *ride) mayGoDirect() bool {
+	return rd.protocol == http1 && !rd.exclusive && rd.x.interim.to != nil
 }
 
 // sendDirect is send for such a request.
@@ -109,13 +107,15 @@ func (d *direct) exchange(ctx context.Context, rd *ride, out *http.Request) (*ht
 		b.stop()
 		return nil, fmt.Errorf("%w: %w", errStale, err)
 	}
-	_ = d.SetReadDeadline(time.Now().Add(rd.x.responseLimit()))
-	res, err := d.answer(ctx, out)
+	d.limit(rd.x.responseLimit())
+	res, err := d.answer(rd.x, out)
 	if err != nil {
 		b.stop()
 		return nil, err
 	}
-	_ = d.SetReadDeadline(time.Time{})
+	if n := res.ContentLength; res.Body != http.NoBody && (n < 0 || n > int64(d.reader.Buffered())) {
+		d.limit(0)
+	}
 	b.ReadCloser, b.res = res.Body, res
 	rd.x.w.beLazy()
 	if res.Body == http.NoBody {
@@ -126,8 +126,23 @@ func (d *direct) exchange(ctx context.Context, rd *ride, out *http.Request) (*ht
 	return res, nil
 }
 
+// limit bounds reads from now on; 0 = no limit. It lets an answer take up to an eighth longer, so that
+// not every request of a connection in steady use sets a deadline.
+func (d *direct) limit(l time.Duration) {
+	var deadline time.Time
+	if l > 0 {
+		now := time.Now()
+		if left := d.deadline.Sub(now); left >= l && left <= l+l/8 {
+			return
+		}
+		deadline = now.Add(l + l/8)
+	}
+	d.deadline = deadline
+	_ = d.SetReadDeadline(deadline) // the read tells
+}
+
 // answer reads the header of the final answer, and tells of those before it.
-func (d *direct) answer(ctx context.Context, out *http.Request) (*http.Response, error) {
+func (d *direct) answer(x *exchange, out *http.Request) (*http.Response, error) {
 	d.header = maxAnswerHeader
 	defer func() { d.header = 0 }()
 	if _, err := d.reader.Peek(1); err != nil {
@@ -136,7 +151,6 @@ func (d *direct) answer(ctx context.Context, out *http.Request) (*http.Response,
 		}
 		return nil, fmt.Errorf("%w: %w", errStale, err)
 	}
-	trace := httptrace.ContextClientTrace(ctx)
 	for range maxInterim {
 		res, err := http.ReadResponse(d.reader, out)
 		if err != nil {
@@ -148,10 +162,8 @@ func (d *direct) answer(ctx context.Context, out *http.Request) (*http.Response,
 		if res.StatusCode == http.StatusSwitchingProtocols {
 			return nil, errors.New("the origin switches to a protocol that nobody asked for")
 		}
-		if trace != nil && trace.Got1xxResponse != nil {
-			if err := trace.Got1xxResponse(res.StatusCode, textproto.MIMEHeader(res.Header)); err != nil {
-				return nil, err
-			}
+		if err := x.interim.pass(res.StatusCode, textproto.MIMEHeader(res.Header)); err != nil {
+			return nil, err
 		}
 	}
 	return nil, errors.New("the origin sent too many 1xx answers")
@@ -330,21 +342,29 @@ func (p *pool) forgetDirect(d *direct) bool {
 	return true
 }
 
-// sleep begins the idle time. A connection in steady use is never watched.
+// sleep begins the idle time. A connection in steady use is never watched; its timer is not touched
+// by every request either.
 func (d *direct) sleep() {
 	d.mu.Lock()
-	d.resting = true
-	d.mu.Unlock()
+	defer d.mu.Unlock()
+	d.resting, d.since = true, time.Now()
+	if !d.armed {
+		d.arm(restAfter)
+	}
+}
+
+// arm lets watch be called. The caller holds mu.
+func (d *direct) arm(after time.Duration) {
+	d.armed = true
 	if d.rest == nil {
-		d.rest = time.AfterFunc(restAfter, d.watch)
+		d.rest = time.AfterFunc(after, d.watch)
 		return
 	}
-	d.rest.Reset(restAfter)
+	d.rest.Reset(after)
 }
 
 // wake ends the idle time and reports whether the connection can be used.
 func (d *direct) wake() bool {
-	d.rest.Stop()
 	d.mu.Lock()
 	d.resting = false
 	watched := d.watched
@@ -352,7 +372,7 @@ func (d *direct) wake() bool {
 	if watched != nil {
 		_ = d.conn.SetReadDeadline(time.Unix(1, 0))
 		<-watched
-		_ = d.conn.SetReadDeadline(time.Time{})
+		d.limit(0)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -362,7 +382,13 @@ func (d *direct) wake() bool {
 // watch waits for the end of an idle connection, or of its idle time.
 func (d *direct) watch() {
 	d.mu.Lock()
+	d.armed = false
 	if !d.resting || d.watched != nil {
+		d.mu.Unlock()
+		return
+	}
+	if left := restAfter - time.Since(d.since); left > 0 {
+		d.arm(left)
 		d.mu.Unlock()
 		return
 	}

@@ -40,6 +40,7 @@ type exchange struct {
 	class  wirev1.Class
 
 	body    *requestBody // nil without one
+	interim interim      // of a request without body
 	ride    *ride        // of the request to the origin
 	failure *reason.Error
 }

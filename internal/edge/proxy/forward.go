@@ -22,6 +22,10 @@ func (x *exchange) forward() {
 		// Ignoring an upgrade is anybody's right.
 		r.Header.Del("Upgrade")
 	}
+	if bodyless(r) {
+		x.forwardBodyless()
+		return
+	}
 	if protocol := connectProtocol(r); protocol != "" {
 		r = x.bridged(protocol)
 	}
@@ -37,20 +41,15 @@ func (x *exchange) forward() {
 		r = r.WithContext(context.WithValue(r.Context(), http.ServerContextKey, &http.Server{}))
 	}
 	proxy := httputil.ReverseProxy{
-		Rewrite:       x.rewrite,
-		Transport:     roundTripper{x},
-		FlushInterval: -1, // every stream is delivered as it is written
-		BufferPool:    &x.p.buffers,
-		ErrorLog:      x.p.errorLog,
+		Rewrite:        x.rewrite,
+		Transport:      roundTripper{x},
+		FlushInterval:  -1, // every stream is delivered as it is written
+		BufferPool:     &x.p.buffers,
+		ModifyResponse: x.answered,
+		ErrorLog:       x.p.errorLog,
 		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) {
 			x.fail(x.explain(err))
 		},
-	}
-	proxy.ModifyResponse = func(res *http.Response) error {
-		if x.w.lazy.Load() {
-			proxy.FlushInterval = 0
-		}
-		return x.answered(res)
 	}
 	proxy.ServeHTTP(x.w, r)
 }

@@ -51,7 +51,7 @@ func (p *pool) roundTrip(x *exchange, out *http.Request) (*http.Response, error)
 		}
 		x.ride = rd
 		var res *http.Response
-		if rd.mayGoDirect(out) {
+		if rd.mayGoDirect() {
 			res, err = rd.sendDirect(out)
 		} else {
 			res, err = rd.send(out)
@@ -151,7 +151,7 @@ func (rd *ride) request(offer []string) dial.Request {
 // send sends the request and waits for the header of the answer.
 func (rd *ride) send(out *http.Request) (*http.Response, error) {
 	ctx := context.WithValue(out.Context(), rideKey{}, rd)
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+	trace := &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) {
 			if c, ok := info.Conn.(*conn); ok {
 				rd.use(c)
@@ -162,7 +162,11 @@ func (rd *ride) send(out *http.Request) (*http.Response, error) {
 				rd.leave()
 			}
 		},
-	})
+	}
+	if rd.x.interim.to != nil {
+		trace.Got1xxResponse = rd.x.interim.pass
+	}
+	ctx = httptrace.WithClientTrace(ctx, trace)
 	u := *out.URL
 	u.Host = rd.key
 	out = out.WithContext(ctx)
