@@ -41,8 +41,13 @@ const (
 	Nodes     = "nodes"
 )
 
+// dialTime bounds a dial to the API server.
+const dialTime = 10 * time.Second
+
 // ErrNoAccess says that this process has no way to the API of a cluster.
 var ErrNoAccess = errors.New("no access to a Kubernetes API")
+
+var errNoAnswer = errors.New("the API server does not answer")
 
 // Client reads the API.
 type Client struct {
@@ -99,6 +104,7 @@ func New(cfg *rest.Config, log *slog.Logger) (*Client, error) {
 	cfg.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	cfg.UserAgent = "adit-agent"
 	cfg.QPS = -1
+	cfg.Dial = (&net.Dialer{Timeout: dialTime, KeepAlive: 15 * time.Second}).DialContext
 	// A proxy of the environment is for the way out of the cluster.
 	cfg.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	cfg.WarningHandlerWithContext = &warnings{log: log}
@@ -123,7 +129,8 @@ func (c *Client) Watch(ctx context.Context, resource string, example runtime.Obj
 		}
 	}
 	request := func(o *metav1.ListOptions) *rest.Request {
-		return c.rest.Get().Resource(resource).VersionedParams(o, metav1.ParameterCodec)
+		// Tries within a request would go on for minutes before anybody is told.
+		return c.rest.Get().MaxRetries(0).Resource(resource).VersionedParams(o, metav1.ParameterCodec)
 	}
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -134,11 +141,13 @@ func (c *Client) Watch(ctx context.Context, resource string, example runtime.Obj
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.Watch = true
 			w, err := request(&o).Watch(ctx)
+			said := err
 			// Where the connection broke while the answer was awaited, the library makes it a watch
 			// that ends at once.
-			if _, answered := w.(*watch.StreamWatcher); err != nil || answered {
-				say(err)
+			if _, answered := w.(*watch.StreamWatcher); err == nil && !answered {
+				said = errNoAnswer
 			}
+			say(said)
 			return w, err
 		},
 	}
@@ -161,9 +170,9 @@ func explain(err error) error {
 	case apierrors.IsUnauthorized(err):
 		return fmt.Errorf("%w: the API server does not take the ServiceAccount's token", err)
 	case errors.As(err, &socket):
-		return fmt.Errorf("the API server does not answer: %w", &net.OpError{Op: socket.Op, Net: socket.Net, Addr: socket.Addr, Err: socket.Err})
+		return fmt.Errorf("%w: %w", errNoAnswer, &net.OpError{Op: socket.Op, Net: socket.Net, Addr: socket.Addr, Err: socket.Err})
 	case errors.As(err, &request):
-		return fmt.Errorf("the API server does not answer: %w", request.Err)
+		return fmt.Errorf("%w: %w", errNoAnswer, request.Err)
 	}
 	return err
 }

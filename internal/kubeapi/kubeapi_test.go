@@ -246,3 +246,16 @@ func TestInCluster(t *testing.T) {
 		t.Errorf("authorization %q", a.auth)
 	}
 }
+
+// A server that hangs up on every request is told of, whatever the library makes of it.
+func TestHangUp(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("watch") != "" {
+			panic(http.ErrAbortHandler)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(corev1.ServiceList{TypeMeta: metav1.TypeMeta{Kind: "ServiceList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"}})
+	}))
+	defer func() { s.CloseClientConnections(); s.Close() }()
+	await(t, watching(t, s, &names{}, nil), errNoAnswer.Error())
+}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -115,6 +116,12 @@ func (c *controlPlane) StartAPI() error {
 	}
 	return c.ready(time.Minute)
 }
+
+// PauseAPI makes the API server silent without an end; ResumeAPI lets it go on.
+func (c *controlPlane) PauseAPI() error { return syscall.Kill(c.pid("kube-apiserver"), syscall.SIGSTOP) }
+
+// ResumeAPI undoes PauseAPI.
+func (c *controlPlane) ResumeAPI() error { return syscall.Kill(c.pid("kube-apiserver"), syscall.SIGCONT) }
 
 // kubectl runs kubectl as admin, with text for its standard input.
 func (c *controlPlane) kubectl(stdin []byte, args ...string) (string, error) {
