@@ -118,10 +118,18 @@ func (c *controlPlane) StartAPI() error {
 }
 
 // PauseAPI makes the API server silent without an end; ResumeAPI lets it go on.
-func (c *controlPlane) PauseAPI() error { return syscall.Kill(c.pid("kube-apiserver"), syscall.SIGSTOP) }
+func (c *controlPlane) PauseAPI() error { return c.signalAPI(syscall.SIGSTOP) }
 
 // ResumeAPI undoes PauseAPI.
-func (c *controlPlane) ResumeAPI() error { return syscall.Kill(c.pid("kube-apiserver"), syscall.SIGCONT) }
+func (c *controlPlane) ResumeAPI() error { return c.signalAPI(syscall.SIGCONT) }
+
+func (c *controlPlane) signalAPI(s syscall.Signal) error {
+	pid := c.pid("kube-apiserver")
+	if pid == 0 {
+		return errors.New("the API server does not run")
+	}
+	return syscall.Kill(pid, s)
+}
 
 // kubectl runs kubectl as admin, with text for its standard input.
 func (c *controlPlane) kubectl(stdin []byte, args ...string) (string, error) {
