@@ -202,7 +202,8 @@ func effective(s *Setting, layers []layer, stdin io.Reader) (choice, error) {
 // inFolder is path, or where path is a folder (as a Secret of Kubernetes is mounted) the file in it that
 // is named like the variable of s, or like one of the names accepted for it.
 func inFolder(s *Setting, path string) (string, error) {
-	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+	// What cannot be looked at is told when it is read.
+	if info, _ := os.Stat(path); info == nil || !info.IsDir() {
 		return path, nil
 	}
 	names := []string{s.Env()}

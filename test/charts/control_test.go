@@ -82,6 +82,22 @@ func TestControlPlane(t *testing.T) {
 			}
 		}
 	})
+	t.Run("TOW-4 charts install from a registry and are upgraded", func(t *testing.T) {
+		addr := pushed(t)
+		for _, chart := range all {
+			file := filepath.Join(t.TempDir(), "values.yaml")
+			if err := os.WriteFile(file, []byte(least[chart]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			args := []string{"r-" + chart, "oci://" + addr + "/charts/" + chart, "--version", "1.2.3", "--plain-http", "--namespace", "ns", "--values", file}
+			k.Helm(append([]string{"install"}, args...)...)
+			k.Helm(append([]string{"upgrade", "--set", "commonLabels.new=label"}, args...)...)
+			k.Helm("uninstall", "r-"+chart, "--namespace", "ns")
+		}
+		if out := k.Kubectl("get", "deployments,statefulsets,services,secrets,serviceaccounts,clusterroles,clusterrolebindings", "--namespace", "ns", "-l", "app.kubernetes.io/part-of=adit", "-o", "name"); out != "" {
+			t.Errorf("left: %s", out)
+		}
+	})
 	t.Run("schemas are this server's", func(t *testing.T) {
 		// CRDs reach the document a moment after they are established.
 		var doc struct{ Definitions map[string]map[string]any }

@@ -52,22 +52,34 @@ func registry(t *testing.T) string {
 	return ""
 }
 
-func TestRegistry(t *testing.T) {
-	addr, dir := registry(t), t.TempDir()
-	digest := "sha256:" + strings.Repeat("c3", 32)
-	helmPath, err := charts.Tool("helm")
+// release packages the charts with a made-up digest.
+func release(t *testing.T, dir string, env ...string) (string, error) {
+	t.Helper()
+	program, err := charts.Tool("helm")
 	if err != nil {
 		t.Fatal(err)
 	}
-	script := func(env ...string) (string, error) {
-		cmd := exec.Command(filepath.Join(need.Root(), "deploy", "charts"))
-		cmd.Env = append(os.Environ(), append([]string{"HELM=" + helmPath, "OUT=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_CACHE_HOME=" + dir}, env...)...)
-		out, err := cmd.CombinedOutput()
-		return string(out), err
-	}
-	if out, err := script("VERSION=v1.2.3", "DIGEST="+digest, "IMAGE=registry.example.com/team/adit", "REGISTRY="+addr, "PLAIN_HTTP=1"); err != nil {
+	cmd := exec.Command(filepath.Join(need.Root(), "deploy", "charts"))
+	cmd.Env = append(os.Environ(), append([]string{"HELM=" + program, "OUT=" + dir, "HELM_CONFIG_HOME=" + dir, "HELM_CACHE_HOME=" + dir}, env...)...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// digest is that of no image.
+var digest = "sha256:" + strings.Repeat("c3", 32)
+
+// pushed is a registry that has the charts as version 1.2.3.
+func pushed(t *testing.T) (addr string) {
+	t.Helper()
+	addr = registry(t)
+	if out, err := release(t, t.TempDir(), "VERSION=v1.2.3", "DIGEST="+digest, "IMAGE=registry.example.com/team/adit", "REGISTRY="+addr, "PLAIN_HTTP=1"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	return addr
+}
+
+func TestRegistry(t *testing.T) {
+	addr := pushed(t)
 	t.Run("TOW-3 a release is in the registry, with its schema, and pins its image by digest", func(t *testing.T) {
 		for _, chart := range all {
 			ref := "oci://" + addr + "/charts/" + chart
@@ -114,12 +126,12 @@ func TestRegistry(t *testing.T) {
 		}
 	})
 	t.Run("a build that is no release has a version all the same", func(t *testing.T) {
-		if out, err := script("VERSION=1a2b3c4-dirty", "DIGEST="+digest); err != nil || !strings.Contains(out, "adit-server-0.0.0-dev-1a2b3c4-dirty.tgz") {
+		if out, err := release(t, t.TempDir(), "VERSION=1a2b3c4-dirty", "DIGEST="+digest); err != nil || !strings.Contains(out, "adit-server-0.0.0-dev-1a2b3c4-dirty.tgz") {
 			t.Errorf("%v: %s", err, out)
 		}
 	})
 	t.Run("without a digest nothing is packaged", func(t *testing.T) {
-		if out, err := script("VERSION=v1.2.3", "DIGEST=latest"); err == nil || !regexp.MustCompile(`"latest" is not a digest; set DIGEST`).MatchString(out) {
+		if out, err := release(t, t.TempDir(), "VERSION=v1.2.3", "DIGEST=latest"); err == nil || !regexp.MustCompile(`"latest" is not a digest; set DIGEST`).MatchString(out) {
 			t.Errorf("%v: %s", err, out)
 		}
 	})

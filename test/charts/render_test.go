@@ -2,11 +2,13 @@ package charts_test
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -63,11 +65,26 @@ func templateAs(t *testing.T, release, namespace, chart, values string, args ...
 	if !filepath.IsAbs(chart) {
 		chart = charts.Dir(chart)
 	}
-	out, err := run(t, values, "helm", append([]string{"template", release, chart, "--namespace", namespace, "--values", "-"}, args...)...)
-	if err != nil {
-		return nil, err
+	key := fmt.Sprintf("%q", append([]string{release, namespace, chart, values}, args...))
+	if done, ok := rendered.Load(key); ok {
+		r := done.(rendering)
+		return r.all, r.err
 	}
-	return parse(t, out), nil
+	out, err := run(t, values, "helm", append([]string{"template", release, chart, "--namespace", namespace, "--values", "-"}, args...)...)
+	r := rendering{err: err}
+	if err == nil {
+		r.all = parse(t, out)
+	}
+	rendered.Store(key, r)
+	return r.all, r.err
+}
+
+// rendered keeps what was rendered: many tests look at the same.
+var rendered sync.Map
+
+type rendering struct {
+	all objects
+	err error
 }
 
 func parse(t *testing.T, text string) objects {

@@ -56,6 +56,33 @@ func TestSchemas(t *testing.T) {
 	t.Run("impossible services are refused as the agent would refuse them", sameAsAgent)
 }
 
+// TestNotes: what is printed after an installation names the next command, and a namespace before what
+// is made in it.
+func TestNotes(t *testing.T) {
+	for _, c := range []struct{ chart, values, want string }{
+		{"adit", alone, "rollout status deployment/r-adit-agent"},
+		{"adit", withSecret, "create secret generic hle-agent --from-literal=agent-token=TOKEN"},
+		{"adit", "operator: {enabled: false}\n", "adit agents create r"},
+		{"adit-agent", least["adit-agent"], "create secret generic token --from-file=ADIT_TOKEN=agent.token"},
+		{"adit-agent", testdata(t, "declared.yaml") + testdata(t, "direct.yaml"), "directConnect: the addresses of the node are advertised"},
+		{"adit-server", least["adit-server"], "exec r-adit-server-0 -- /adit server setup-link"},
+		{"adit-server", several, "advertises edge-$(POD_INDEX).example.com:443"},
+		{"adit-server", joined + "edge: {kind: DaemonSet}\n", "rollout status daemonset/r-adit-server"},
+	} {
+		out, err := run(t, c.values, "helm", "install", "r", charts.Dir(c.chart), "--namespace", "ns", "--dry-run=client", "--values", "-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, notes, _ := strings.Cut(out, "NOTES:")
+		if !strings.Contains(notes, c.want) {
+			t.Errorf("%s with %s says %s; want %q", c.chart, c.values, notes, c.want)
+		}
+		if a, b := strings.Index(notes, "create namespace"), strings.Index(notes, "create secret"); b >= 0 && (a < 0 || a > b) {
+			t.Errorf("%s makes a Secret before its namespace: %s", c.chart, notes)
+		}
+	}
+}
+
 type node = map[string]any
 
 func schema(t *testing.T, chart string) node {

@@ -41,16 +41,13 @@ func installServer(t *testing.T, k *cluster.Test) *installed {
 	}
 	load(t, k, cluster.Image{Name: "adit", Files: map[string]string{"/adit": program}, Entrypoint: []string{"/adit"}})
 	web(t, k)
-	namespace(t, k, serverNamespace, restricted)
-	// The volume of the host that the claim binds to; a user that is not root writes there.
-	data, err := os.MkdirTemp("", "adit-data-")
-	if err == nil {
-		err = os.Chmod(data, 0o777)
-	}
-	if err != nil {
+	// The volume of the host that the claim binds to; a user that is not root writes there. It goes after
+	// the namespace.
+	data := t.TempDir()
+	if err := os.Chmod(data, 0o777); err != nil { //nolint:gosec // see above
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(data) })
+	namespace(t, k, serverNamespace, restricted)
 	k.Apply(fmt.Sprintf(`
 apiVersion: v1
 kind: PersistentVolume
