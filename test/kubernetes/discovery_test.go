@@ -223,9 +223,21 @@ func TestDiscovery(t *testing.T) {
 	k.Apply(manifests)
 	pod := besidePod(t, k, "cluster.local")
 	s := stack.StartServer(t, stack.ServerConfig{})
-	inv := s.Invite("home", "--hostname", "app.localhost")
-	agent := stack.StartAgent(t, inv.File, stack.AgentConfig{Wrap: pod.wrap, Env: append(pod.env, "HLE_DISCOVERY_EXCLUDE_NAMESPACES=private"), Args: []string{"--discovery", "kubernetes"}})
-
+	t.Run("with discovery off the API is left alone", func(t *testing.T) {
+		inv := s.Invite("off", "--hostname", "off.localhost")
+		stack.StartAgent(t, inv.File, stack.AgentConfig{Wrap: pod.wrap, Env: pod.env, Args: []string{"--discovery", "off"}})
+		stack.Always(t, 2*time.Second, func() error {
+			if r := k.Requests(account); len(r) > 0 {
+				return fmt.Errorf("%+v", r)
+			}
+			return nil
+		})
+		if v := services(t, s, "off"); v.state() != "nothing" {
+			t.Errorf("state %q", v.state())
+		}
+	})
+	o := newOutage(t, k, s, pod)
+	agent := o.start("home", "HLE_DISCOVERY_EXCLUDE_NAMESPACES=private")
 	v := awaitState(t, s, "home", "ok")
 	t.Run("HLE-S9 the grant is enough", func(t *testing.T) {
 		if len(v.Services) == 0 {
@@ -264,22 +276,24 @@ func TestDiscovery(t *testing.T) {
 			t.Errorf("logged %d times", n)
 		}
 	})
-	t.Run("loss of the API server is shown and ends by itself", func(t *testing.T) {
-		k.StopAPI()
-		lost := awaitState(t, s, "home", "unavailable the API server does not answer")
-		if lost.of("monitoring/grafana/3000/tcp") == "" {
-			t.Error("what was found is forgotten")
+	t.Run("K31 cluster domain corp.local", func(t *testing.T) {
+		corp := besidePod(t, k, "corp.local")
+		inv := s.Invite("corp", "--hostname", "corp.localhost")
+		stack.StartAgent(t, inv.File, stack.AgentConfig{Wrap: corp.wrap, Env: corp.env, Args: []string{"--discovery-include-headless", "--discovery-include-system", "--discovery-exclude-ports", "9100-9102"}})
+		v := awaitState(t, s, "corp", "ok")
+		for id, want := range map[string]string{
+			"monitoring/grafana/3000/tcp": "http://grafana.monitoring.svc.corp.local:3000 unknown 0",
+			"monitoring/grafana/9103/tcp": "http://grafana.monitoring.svc.corp.local:9103 unknown 0",
+			"monitoring/grafana/9101/tcp": "",
+			"monitoring/pods/80/tcp":      "http://pods.monitoring.svc.corp.local:80 unknown 0",
+			"kube-system/dns/80/tcp":      "http://dns.kube-system.svc.corp.local:80 unknown 0",
+		} {
+			if got := v.of(id); got != want {
+				t.Errorf("%s: %q, want %q", id, got, want)
+			}
 		}
-		if code, body := agent.Readyz(); code != 200 {
-			t.Errorf("/readyz: %d %s", code, body)
-		}
-		if err := k.StartAPI(); err != nil {
-			t.Fatal(err)
-		}
-		k.Kubectl("-n", "monitoring", "delete", "service", "turn")
-		awaitService(t, s, "home", "monitoring/turn/3478/udp", "")
-		awaitState(t, s, "home", "ok")
 	})
+	t.Run("K29 API server away", func(t *testing.T) { o.run(t, agent) })
 	t.Run("K24 the agent asks for no more than it is granted, and for all of it", func(t *testing.T) {
 		asked := map[string]bool{}
 		for _, r := range k.Requests(account) {
@@ -308,44 +322,6 @@ func TestDiscovery(t *testing.T) {
 		inv := s.Invite("other", "--hostname", "other.localhost")
 		stack.StartAgent(t, inv.File, stack.AgentConfig{Wrap: pod.wrap, Env: pod.env})
 		awaitState(t, s, "other", "unavailable services is forbidden")
-	})
-}
-
-// TestDiscoveryElsewhere: other domains of the cluster, and no discovery.
-func TestDiscoveryElsewhere(t *testing.T) {
-	k := cluster.ControlPlane(t)
-	k.Apply(grant)
-	k.Apply(manifests)
-	pod := besidePod(t, k, "corp.local")
-	s := stack.StartServer(t, stack.ServerConfig{})
-	t.Run("with discovery off the API is left alone", func(t *testing.T) {
-		inv := s.Invite("off", "--hostname", "off.localhost")
-		stack.StartAgent(t, inv.File, stack.AgentConfig{Wrap: pod.wrap, Env: pod.env, Args: []string{"--discovery", "off"}})
-		stack.Always(t, 2*time.Second, func() error {
-			if r := k.Requests(account); len(r) > 0 {
-				return fmt.Errorf("%+v", r)
-			}
-			return nil
-		})
-		if v := services(t, s, "off"); v.state() != "nothing" {
-			t.Errorf("state %q", v.state())
-		}
-	})
-	t.Run("K31 cluster domain corp.local", func(t *testing.T) {
-		inv := s.Invite("corp", "--hostname", "corp.localhost")
-		stack.StartAgent(t, inv.File, stack.AgentConfig{Wrap: pod.wrap, Env: pod.env, Args: []string{"--discovery-include-headless", "--discovery-include-system", "--discovery-exclude-ports", "9100-9102"}})
-		v := awaitState(t, s, "corp", "ok")
-		for id, want := range map[string]string{
-			"monitoring/grafana/3000/tcp": "http://grafana.monitoring.svc.corp.local:3000 unknown 0",
-			"monitoring/grafana/9103/tcp": "http://grafana.monitoring.svc.corp.local:9103 unknown 0",
-			"monitoring/grafana/9101/tcp": "",
-			"monitoring/pods/80/tcp":      "http://pods.monitoring.svc.corp.local:80 unknown 0",
-			"kube-system/dns/80/tcp":      "http://dns.kube-system.svc.corp.local:80 unknown 0",
-		} {
-			if got := v.of(id); got != want {
-				t.Errorf("%s: %q, want %q", id, got, want)
-			}
-		}
 	})
 }
 

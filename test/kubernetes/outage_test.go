@@ -14,18 +14,18 @@ import (
 	"github.com/adit-dev/adit/test/stack"
 )
 
-// TestAPIServerAway: what visitors reach has nothing to do with the API server, and discovery comes
-// back by itself; agents start without it too.
-func TestAPIServerAway(t *testing.T) {
-	away := 10 * time.Second
-	if need.Soak() {
-		away = 5 * time.Minute
-	}
-	k := cluster.ControlPlane(t)
-	k.Apply(grant)
-	k.Apply(manifests)
-	pod := besidePod(t, k, "cluster.local")
-	s := stack.StartServer(t, stack.ServerConfig{})
+// outage starts agents that serve a tunnel each, and takes the API server away from them.
+type outage struct {
+	t      *testing.T
+	k      *cluster.Control
+	s      *stack.Server
+	pod    beside
+	origin string
+	client *http.Client
+}
+
+func newOutage(t *testing.T, k *cluster.Control, s *stack.Server, pod beside) *outage {
+	t.Helper()
 	// The Pod was told that the API server is 127.0.0.1, which nothing else may be then.
 	l, err := net.Listen("tcp", "127.0.0.2:0")
 	if err != nil {
@@ -39,50 +39,61 @@ func TestAPIServerAway(t *testing.T) {
 		}
 	})
 	t.Cleanup(func() { _ = web.Close(); serving.Wait() })
-	start := func(name string) *stack.Agent {
-		inv := s.Invite(name, "--hostname", name+".localhost")
-		return stack.StartAgent(t, inv.File, stack.AgentConfig{Wrap: pod.wrap, Env: pod.env, Args: []string{"--discovery", "kubernetes"},
-			Services: []stack.Service{stack.HTTP(name+".localhost", "http://"+l.Addr().String())}})
+	return &outage{t, k, s, pod, "http://" + l.Addr().String(), s.Client()}
+}
+
+func (o *outage) start(name string, env ...string) *stack.Agent {
+	o.t.Helper()
+	inv := o.s.Invite(name, "--hostname", name+".localhost")
+	return stack.StartAgent(o.t, inv.File, stack.AgentConfig{Wrap: o.pod.wrap, Env: append(env, o.pod.env...), Args: []string{"--discovery", "kubernetes"},
+		Services: []stack.Service{stack.HTTP(name+".localhost", o.origin)}})
+}
+
+func (o *outage) ask(name string) error {
+	resp, err := o.client.Get(o.s.URL(name+".localhost", "/"))
+	if err != nil {
+		return err
 	}
-	c := s.Client()
-	ask := func(name string) error {
-		resp, err := c.Get(s.URL(name+".localhost", "/"))
-		if err != nil {
-			return err
-		}
-		defer func() { _ = resp.Body.Close() }()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("status %s, %s", resp.Status, resp.Header.Get("Adit-Error"))
-		}
-		return nil
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %s, %s", resp.Status, resp.Header.Get("Adit-Error"))
 	}
-	agent := start("home")
-	awaitState(t, s, "home", "ok")
-	stack.Eventually(t, 30*time.Second, func() error { return ask("home") })
-	k.StopAPI()
-	awaitState(t, s, "home", "unavailable")
-	t.Run("K29 API server away: visitors and agents go on", func(t *testing.T) {
-		late := start("late")
-		stack.Eventually(t, 30*time.Second, func() error { return ask("late") })
-		awaitState(t, s, "late", "unavailable")
-		stack.Always(t, away, func() error {
-			for _, a := range []*stack.Agent{agent, late} {
-				if code, body := a.Readyz(); code != http.StatusOK {
-					return fmt.Errorf("/readyz: %d %s", code, body)
-				}
+	return nil
+}
+
+// run shows that what visitors reach has nothing to do with the API server, and that discovery comes
+// back by itself; agents start without it too. home is the agent that runs already.
+func (o *outage) run(t *testing.T, home *stack.Agent) {
+	away := 10 * time.Second
+	if need.Soak() {
+		away = 5 * time.Minute
+	}
+	stack.Eventually(t, 30*time.Second, func() error { return o.ask("home") })
+	o.k.StopAPI()
+	lost := awaitState(t, o.s, "home", "unavailable the API server does not answer")
+	if lost.of("monitoring/grafana/3000/tcp") == "" {
+		t.Error("what was found is forgotten")
+	}
+	late := o.start("late")
+	stack.Eventually(t, 30*time.Second, func() error { return o.ask("late") })
+	awaitState(t, o.s, "late", "unavailable")
+	stack.Always(t, away, func() error {
+		for _, a := range []*stack.Agent{home, late} {
+			if code, body := a.Readyz(); code != http.StatusOK {
+				return fmt.Errorf("/readyz: %d %s", code, body)
 			}
-			return errors.Join(ask("home"), ask("late"))
-		})
+		}
+		return errors.Join(o.ask("home"), o.ask("late"))
 	})
-	if err := k.StartAPI(); err != nil {
+	if err := o.k.StartAPI(); err != nil {
 		t.Fatal(err)
 	}
 	back := time.Now()
-	k.Kubectl("-n", "monitoring", "delete", "service", "turn")
-	awaitService(t, s, "home", "monitoring/turn/3478/udp", "")
-	awaitState(t, s, "late", "ok")
-	t.Logf("all is well %s after the API server was back", time.Since(back))
-	if v := services(t, s, "late"); v.of("monitoring/grafana/3000/tcp") == "" {
+	o.k.Kubectl("-n", "monitoring", "delete", "service", "turn")
+	awaitService(t, o.s, "home", "monitoring/turn/3478/udp", "")
+	awaitState(t, o.s, "home", "ok")
+	if v := awaitState(t, o.s, "late", "ok"); v.of("monitoring/grafana/3000/tcp") == "" {
 		t.Errorf("the agent that started without the API server lists %q", v.ids())
 	}
+	t.Logf("all is well %s after the API server was back", time.Since(back))
 }
