@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -147,13 +148,28 @@ func spoil(t *testing.T, s *server, procedure, short, base string, path []protor
 		}
 		code, answer, p := s.post(t, procedure, string(text))
 		field := index.ReplaceAllString(p.Field, "")
-		// The field itself, or the part of the request that it makes wrong.
-		last := field[strings.LastIndex(field, ".")+1:]
-		if code == 200 || p.Remedy == "" || !slices.Contains(names, last) {
-			t.Errorf("%s = %.40s: %d field %q remedy %q: %.300s", name, value, code, p.Field, p.Remedy, answer)
+		// The field itself, or the message that it makes wrong.
+		full := strings.Join(names, ".")
+		named := field != "" && (strings.HasSuffix(full, field) || strings.Contains("."+full+".", "."+field+"."))
+		if at := coarser[name]; at != "" {
+			named = field == at
+		}
+		wrong := code == http.StatusBadRequest && p.Code == "invalid" || code == http.StatusNotFound && p.Code == "not_found" ||
+			code == http.StatusConflict && p.Code == "version_conflict" && names[len(names)-1] == "version"
+		if !wrong || !named || p.Remedy == "" {
+			t.Errorf("%s = %.40s: %d %s field %q remedy %q: %.300s", name, value, code, p.Code, p.Field, p.Remedy, answer)
+		}
+		if secret(last) && strings.Contains(answer, "xxxx") {
+			t.Errorf("%s: the answer has the secret: %.300s", name, answer)
+		}
+		if last.Kind() == protoreflect.StringKind && !secret(last) && p.Value == "" {
+			t.Errorf("%s = %.40s: the value is not named: %.300s", name, value, answer)
 		}
 	}
 }
+
+// coarser are fields whose error names what they belong to.
+var coarser = map[string]string{}
 
 // set puts a value at a path, into the first element of lists.
 func set(body map[string]any, path []protoreflect.FieldDescriptor, value json.RawMessage) {
@@ -217,10 +233,16 @@ var unspoilt = map[string]string{
 	"last_error": "told by the hub", "used_by": "told by the hub", "summary": "told by the hub", "replicas": "told by the hub",
 }
 
+// revision is everything that people can change, as they see it: lists, and how many changes the audit has.
 func revision(t *testing.T, s *server) string {
 	t.Helper()
-	_, body, _ := s.post(t, "/adit.hub.v1.TunnelService/ListTunnels", `{}`)
-	return body
+	var all strings.Builder
+	for _, p := range []string{"TunnelService/ListTunnels", "AgentService/ListAgents", "InviteService/ListInvites", "PolicyService/ListPolicies", "UserService/ListUsers", "KeyService/ListKeys",
+		"PortService/ListPorts", "EdgeService/ListEdgeInvites", "NoticeService/ListNoticeTargets", "ProviderService/ListProviders", "TenantService/ListTenants"} {
+		_, body, _ := s.post(t, "/adit.hub.v1."+p, "{}")
+		all.WriteString(body)
+	}
+	return strings.ReplaceAll(all.String(), " ", "")
 }
 
 // TestSecretFieldsAreMarked: what is marked in the descriptors stays out of the audit and of errors.

@@ -18,7 +18,7 @@ import (
 )
 
 // post calls a procedure with JSON, as curl does, and returns the problem in the answer.
-func (s *server) post(t *testing.T, procedure, body string) (status int, answer string, p struct{ Code, Field, Remedy, Holder, Held string }) {
+func (s *server) post(t *testing.T, procedure, body string) (status int, answer string, p struct{ Code, Field, Value, Remedy, Holder, Held string }) {
 	t.Helper()
 	c, base := s.oneClient()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+procedure, bytes.NewReader([]byte(body)))
