@@ -3,7 +3,6 @@ package cluster
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,9 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/adit-dev/adit/test/need"
+	"github.com/adit-dev/adit/test/netlab"
 )
 
 // Addresses of the node, of what is outside, and of the cluster's DNS.
@@ -137,6 +135,11 @@ func (c *Cluster) network() error {
 			return err
 		}
 	}
+	// Pods dial out behind the node's address, as in a network that knows nothing of them.
+	nat := fmt.Sprintf("table ip outside {\nchain out {\ntype nat hook postrouting priority srcnat;\noifname \"gate\" ip saddr %s masquerade\n}\n}\n", podRange)
+	if _, err := c.command([]byte(nat), need.Find("nft"), "-f", "-"); err != nil {
+		return err
+	}
 	// Of kernel settings the kubelet changes some for the whole machine; Down puts them back.
 	before, err := sysctls()
 	if err != nil {
@@ -250,6 +253,7 @@ func (c *Cluster) Down() error {
 	}
 	c.end()
 	c.stop(holder, time.Second)
+	killWith(c.dir)
 	errs := []error{removeCgroups(c.cgroup()), restore(filepath.Join(c.dir, "sysctl.before"))}
 	for _, ns := range []string{c.namespace, c.outside} {
 		if _, err := os.Stat("/run/netns/" + ns); err == nil {
@@ -292,6 +296,34 @@ func ip(args ...string) error {
 	return nil
 }
 
+// sharedName is that of the cluster that Shared starts: each test program has one of its own. A program
+// that runs a test again outside of the cluster hands the name on.
+func sharedName() string {
+	if name := os.Getenv(nameVariable); name != "" {
+		return name
+	}
+	return fmt.Sprint("t", os.Getpid())
+}
+
+const nameVariable = "ADIT_TEST_CLUSTER"
+
+var ofProgram = regexp.MustCompile(`adit-k8s-(t(\d+))$`)
+
+// sweep ends the clusters of test programs that were killed.
+func sweep() error {
+	dirs, err := filepath.Glob(filepath.Join(os.TempDir(), "adit-k8s-t*"))
+	for _, dir := range dirs {
+		m := ofProgram.FindStringSubmatch(dir)
+		if m == nil {
+			continue
+		}
+		if _, gone := os.Stat("/proc/" + m[2]); gone != nil {
+			err = errors.Join(err, Down(m[1]))
+		}
+	}
+	return err
+}
+
 var shared struct {
 	sync.Mutex
 	cluster *Cluster
@@ -311,12 +343,30 @@ func Shared(t testing.TB) *Test {
 	shared.Lock()
 	defer shared.Unlock()
 	if shared.cluster == nil && shared.err == nil {
-		shared.cluster, shared.err = Up(Options{Name: "test", Log: func(s string) { t.Log(s) }})
+		if shared.err = sweep(); shared.err == nil {
+			shared.cluster, shared.err = Up(Options{Name: sharedName(), Log: func(s string) { t.Log(s) }})
+		}
 	}
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
 	return &Test{shared.cluster, Tools{t, &shared.cluster.controlPlane}}
+}
+
+// FromOutside runs the calling test again outside of the cluster, where its servers and clients then are.
+// There it returns the cluster, and nil where it was called first, when the test has ended there.
+func FromOutside(t *testing.T) *Test {
+	t.Helper()
+	if os.Getenv(nameVariable) != "" {
+		c, err := Attach(sharedName())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &Test{c, Tools{t, &c.controlPlane}}
+	}
+	c := Shared(t)
+	netlab.Again(t, c.outside, nameVariable+"="+c.opts.Name)
+	return nil
 }
 
 // End ends the shared cluster; TestMain calls it after all tests.
@@ -345,110 +395,6 @@ func (c *Cluster) Shell(args ...string) error {
 	env := append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "PATH="+Bin()+":"+os.Getenv("PATH"))
 	line := append(append([]string{}, c.wrap...), args...)
 	return syscall.Exec(line[0], line, env)
-}
-
-// kept are the settings of the kernel that the kubelet changes.
-var kept = []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"}
-
-func sysctls() (string, error) {
-	var b strings.Builder
-	for _, k := range kept {
-		v, err := os.ReadFile("/proc/sys/" + k)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return "", err
-		}
-		fmt.Fprintf(&b, "%s %s", k, v)
-	}
-	return b.String(), nil
-}
-
-func restore(file string) error {
-	b, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	errs := []error{err}
-	for line := range strings.Lines(string(b)) {
-		k, v, _ := strings.Cut(strings.TrimSpace(line), " ")
-		errs = append(errs, os.WriteFile("/proc/sys/"+k, []byte(v), 0o644))
-	}
-	return errors.Join(errs...)
-}
-
-// cgroup is the control group of all Pods.
-func (c *Cluster) cgroup() string { return "adit-" + c.opts.Name }
-
-// controllers are the folders that control groups are made in: one each with version 1, or one.
-func controllers() ([]string, error) {
-	const root = "/sys/fs/cgroup"
-	var st unix.Statfs_t
-	if err := unix.Statfs(root, &st); err != nil {
-		return nil, err
-	}
-	if st.Type == unix.CGROUP2_SUPER_MAGIC {
-		return []string{root}, nil
-	}
-	entries, err := os.ReadDir(root)
-	var out []string
-	for _, e := range entries {
-		if e.IsDir() {
-			out = append(out, filepath.Join(root, e.Name()))
-		}
-	}
-	return out, err
-}
-
-// makeCgroups makes the group that the kubelet puts its own into: it expects it to be there.
-func makeCgroups(name string) error {
-	all, err := controllers()
-	if err != nil {
-		return err
-	}
-	for _, dir := range all {
-		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
-			return err
-		}
-		// A new cpuset is empty, and nothing can run in an empty one.
-		for _, f := range []string{"cpuset.cpus", "cpuset.mems"} {
-			if v, err := os.ReadFile(filepath.Join(dir, f)); err == nil {
-				if err := os.WriteFile(filepath.Join(dir, name, f), v, 0o644); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// removeCgroups removes the group and those in it; a process may take a moment to go.
-func removeCgroups(name string) error {
-	all, err := controllers()
-	if err != nil {
-		return err
-	}
-	var left error
-	until(10*time.Second, func() bool {
-		left = nil
-		for _, dir := range all {
-			var groups []string
-			_ = filepath.WalkDir(filepath.Join(dir, name), func(path string, d fs.DirEntry, err error) error {
-				if err == nil && d.IsDir() {
-					groups = append(groups, path)
-				}
-				return nil
-			})
-			for i := len(groups) - 1; i >= 0; i-- {
-				if err := os.Remove(groups[i]); err != nil && !errors.Is(err, fs.ErrNotExist) {
-					left = err
-				}
-			}
-		}
-		return left == nil
-	})
-	return left
 }
 
 // Down ends the cluster of a name, if there is one.

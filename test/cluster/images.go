@@ -70,12 +70,6 @@ func libraries(program string) []string {
 
 // buildImages makes the images that every cluster has.
 func buildImages() error {
-	if err := build("deploy/image", filepath.Join(Bin(), "image"), "-s -w"); err != nil {
-		return err
-	}
-	if err := build("test/cluster/pause", filepath.Join(Bin(), "pause"), "-s -w"); err != nil {
-		return err
-	}
 	for _, name := range []string{"pause", "coredns"} {
 		i := Image{Name: name, Files: map[string]string{"/" + name: filepath.Join(Bin(), name)}, Entrypoint: []string{"/" + name}}
 		if _, err := i.Build(); err != nil {

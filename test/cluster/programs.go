@@ -1,12 +1,16 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/adit-dev/adit/test/need"
 )
@@ -17,12 +21,18 @@ var parts = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-
 // Bin is the folder of the programs that are built here.
 func Bin() string { return filepath.Join(need.Root(), "bin", "cluster") }
 
-// Build builds what a cluster runs; the Go build cache makes it quick from the second time on.
-func Build() error {
+// Build builds what a cluster runs: minutes the first time, a second with the Go build cache. Test programs
+// that ask at the same time wait for the one that builds.
+var Build = sync.OnceValue(func() error {
 	dir := Bin()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+	unlock, err := lock(filepath.Join(dir, "lock"))
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	flags, err := versionFlags()
 	if err != nil {
 		return err
@@ -40,7 +50,22 @@ func Build() error {
 			return err
 		}
 	}
-	return build("test/cluster/coredns", filepath.Join(dir, "coredns"), "-s -w")
+	return errors.Join(
+		build("test/cluster/coredns", filepath.Join(dir, "coredns"), "-s -w"),
+		build("test/cluster/pause", filepath.Join(dir, "pause"), "-s -w"),
+		build("deploy/image", filepath.Join(dir, "image"), "-s -w"))
+})
+
+// lock waits until this process alone has a file, and returns what gives it back.
+func lock(path string) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
 }
 
 func build(module, out, ldflags string) error {

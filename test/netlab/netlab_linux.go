@@ -164,31 +164,3 @@ func AllowCongestion(t testing.TB, name string) bool {
 	t.Cleanup(func() { set(before) })
 	return true
 }
-
-// Inside runs the calling test in a network namespace of its own, with a loopback that is up: in
-// there it reports true, and false where it was called first, when the test has ended in there.
-func Inside(t *testing.T) bool {
-	t.Helper()
-	const mark = "ADIT_TEST_INSIDE"
-	if os.Getenv(mark) == t.Name() {
-		return true
-	}
-	need.RootUser(t, "network namespaces")
-	need.Kernel(t, need.NetNamespaces)
-	need.Program(t, "ip", "nsenter")
-	sweep(t)
-	name := fmt.Sprintf("adit-%d-%da", os.Getpid(), made.Add(1))
-	ip(t, "netns", "add", name)
-	t.Cleanup(func() { ip(t, "netns", "delete", name) })
-	ip(t, "-n", name, "link", "set", "lo", "up")
-	// Only the network changes: `ip netns exec` would hide control groups.
-	cmd := exec.CommandContext(t.Context(), need.Find("nsenter"), "--net=/run/netns/"+name, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=10m")
-	cmd.Env = append(os.Environ(), mark+"="+t.Name())
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Errorf("in the namespace: %v\n%s", err, out)
-	} else if testing.Verbose() {
-		t.Logf("%s", out)
-	}
-	return false
-}

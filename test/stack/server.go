@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -42,8 +43,9 @@ type ServerConfig struct {
 	Join string
 	// Dir, if set, is an existing data folder.
 	Dir string
-	// HTTPS and HTTP, if set, are the addresses to listen on.
-	HTTPS, HTTP string
+	// HTTPS and HTTP, if set, are the addresses to listen on; Advertise is where agents come to, if
+	// that is not HTTPS.
+	HTTPS, HTTP, Advertise string
 	// Args and Env are added at the end.
 	Args, Env []string
 	// Wrap is a command line that runs the server.
@@ -69,15 +71,16 @@ func StartServer(t testing.TB, c ServerConfig) *Server {
 	s.Admin = net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))
 	s.args = []string{"server", "--data-dir", s.Dir, "--listen-https", s.HTTPS, "--listen-http", s.HTTP,
 		"--listen-admin", s.Admin, "--log-format", "json", "--log-level", "debug"}
+	advertise := cmp.Or(c.Advertise, s.HTTPS)
 	if c.Roles != "" {
 		s.args = append(s.args, "--roles", c.Roles)
 	}
 	if c.Join != "" {
 		file := filepath.Join(s.Dir, "join.token")
 		writeFile(t, file, c.Join)
-		s.args = append(s.args, "--join-file", file, "--advertise", s.HTTPS)
+		s.args = append(s.args, "--join-file", file, "--advertise", advertise)
 	} else if c.Domain != "" {
-		s.args = append(s.args, "--domain", c.Domain, "--advertise", s.HTTPS)
+		s.args = append(s.args, "--domain", c.Domain, "--advertise", advertise)
 	} else {
 		s.args = append(s.args, "--domain", Domain)
 	}

@@ -1,4 +1,4 @@
-// Command cmd starts and ends the cluster of a developer: up, down, or a command to run where its node is.
+// Command cmd starts and ends the cluster of a developer: up, down, build (what it runs), or a command to run where its node is.
 package main
 
 import (
@@ -19,9 +19,11 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("say up, down, or a command to run where the node is")
+		return fmt.Errorf("say up, down, build, or a command to run where the node is")
 	}
 	switch args[0] {
+	case "build":
+		return cluster.Build()
 	case "up":
 		if err := cluster.Build(); err != nil {
 			return err
