@@ -29,7 +29,7 @@ func TestSchemas(t *testing.T) {
 					t.Errorf("%s: %s", set, err)
 				}
 			}
-			for _, set := range []string{"image.pullPolicy=Sometimes", "image.digest=sha256:12", "image.tag=1", "log.format=xml", prefix(chart) + "terminationGracePeriodSeconds=5", prefix(chart) + "networkPolicy.enabled=maybe"} {
+			for _, set := range []string{"image.pullPolicy=Sometimes", "image.digest=sha256:12", "image.tag=1", "log.format=xml", `commonLabels.app\.kubernetes\.io/name=x`, prefix(chart) + "terminationGracePeriodSeconds=5", prefix(chart) + "networkPolicy.enabled=maybe"} {
 				if err := refused(t, chart, least[chart], "--set", set); !strings.Contains(err, "specifications of the schema") {
 					t.Errorf("%s: %s", set, err)
 				}
@@ -179,7 +179,7 @@ var variants = []struct{ chart, name, values string }{
 	{"adit-agent", "everything", "controllers: {main: {annotations: {reloader.stakater.com/auto: 'true'}}}\nagent:\n  inviteTokenSecret: {name: token, key: k}\n  services: [{hostname: a.b, origin: 'c.d.svc:443'}]\n  tcpServices: [{name: t, origin: 'e:22', listen_port: 2222}]\n  udpServices: [{name: u, origin: '10.0.0.1:3', listen_port: 3}]\ndirectConnect: {enabled: true, nodePort: 31820}\nserviceMonitor: {main: {enabled: true}}\nmetrics: {prometheusRule: {enabled: true}, dashboard: {enabled: true}}\nnetworkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}], extraEgress: [{ports: [{port: 1}]}]}\nextraEnv: [{name: A, value: b}]\n"},
 	{"adit-agent", "host network", least["adit-agent"] + "hostNetwork: true\ncontrollers: {main: {strategy: Recreate}}\n"},
 	{"adit-server", "least", least["adit-server"]},
-	{"adit-server", "everything", "domain: example.com\ntcpPorts: [2222, '20000-20003']\nudpPorts: [3478]\ntls: {mode: files, certificates: [{name: '*.example.com', secret: w}]}\noidc: {issuer: 'https://a.b', clientId: c, existingSecret: o}\nmetrics: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}\nnetworkPolicy: {enabled: true}\npersistence: {storageClass: fast, annotations: {a: b}}\nhostAliases: [{ip: 10.0.0.1, hostnames: [a]}]\n"},
+	{"adit-server", "everything", "domain: example.com\ntcpPorts: [2222, '20000-20003']\nudpPorts: [3478]\ntls: {mode: files, certificates: [{name: '*.example.com', secret: w}]}\noidc: {issuer: 'https://a.b', clientId: c, existingSecret: o}\nmetrics: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}\nnetworkPolicy: {enabled: true}\nservice: {ipFamilyPolicy: PreferDualStack}\npersistence: {storageClass: fast, annotations: {a: b}}\nhostAliases: [{ip: 10.0.0.1, hostnames: [a]}]\n"},
 	{"adit-server", "several", several + "metrics: {serviceMonitor: {enabled: true}}\nnetworkPolicy: {enabled: true}\n"},
 	{"adit-server", "PostgreSQL by URL", "domain: example.com\ndatabase: {url: 'postgres://a:b@c/d'}\nsecretKey: {existingSecret: k}\npersistence: {enabled: false}\nroles: [hub]\n"},
 	{"adit-server", "edges on hosts", joined + "edge: {kind: DaemonSet}\ntcpPorts: ['1024-65535']\nnetworkPolicy: {enabled: true}\n"},
