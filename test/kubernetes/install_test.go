@@ -130,6 +130,39 @@ func TestInstall(t *testing.T) {
 		s.adit("tunnel", "create", "grafana", "http://grafana.monitoring.svc.cluster.local:3000", "--agent", "home", "--access", "public")
 		s.answers("grafana.example.test", "grafana")
 	})
+	t.Run("a raw port of the chart's Service reaches the Pod", func(t *testing.T) {
+		s.adit("tunnel", "create", "raw", "tcp://grafana.monitoring.svc.cluster.local:3000", "--agent", "home", "--port", "2222", "--access", "public")
+		port := k.Kubectl("-n", serverNamespace, "get", "service", "adit-server", "-o", `jsonpath={.spec.ports[?(@.name=="tcp-2222")].nodePort}`)
+		k.Eventually(60*time.Second, func() error {
+			if got, err := outside(k, "curl", "-sS", "-m", "10", "http://"+cluster.NodeAddr+":"+port+"/"); err != nil || got != "grafana" {
+				return fmt.Errorf("%q, %v", got, err)
+			}
+			return nil
+		})
+	})
+	t.Run("an edge on every node joins and serves at the node's own port", func(t *testing.T) {
+		namespace(t, k, "edges", "pod-security.kubernetes.io/enforce: privileged")
+		var edge struct{ Token string }
+		if err := json.Unmarshal([]byte(s.adit("edge", "invite", "-o", "json")), &edge); err != nil {
+			t.Fatal(err)
+		}
+		k.Kubectl("-n", "edges", "create", "secret", "generic", "adit-edge", "--from-literal=edge-token="+edge.Token)
+		k.Helm("install", "edges", charts.Dir("adit-server"), "--namespace", "edges", "--wait", "--timeout=90s", "--set", ours,
+			"--set", "roles={edge},join.existingSecret=adit-edge,edge.kind=DaemonSet,metrics.port=9190,terminationGracePeriodSeconds=15,persistence.hostPath="+t.TempDir())
+		k.Eventually(60*time.Second, func() error {
+			got, err := outside(k, "curl", "-sS", "-m", "10", "--cacert", s.ca, "--resolve", "grafana.example.test:443:"+cluster.NodeAddr, "https://grafana.example.test/")
+			if err != nil || got != "grafana" {
+				return fmt.Errorf("%q, %v; edges: %s", got, err, s.adit("edge", "list"))
+			}
+			return nil
+		})
+		k.Helm("uninstall", "edges", "--namespace", "edges", "--wait")
+	})
+	t.Run("a server that is replaced is the same server", func(t *testing.T) {
+		k.Kubectl("-n", serverNamespace, "delete", "pod", "adit-server-0")
+		k.Kubectl("-n", serverNamespace, "rollout", "status", "statefulset/adit-server", "--timeout=90s")
+		s.answers("grafana.example.test", "grafana")
+	})
 	t.Run("HLE-S7 the same with a Secret that exists", func(t *testing.T) {
 		k.Helm("uninstall", "hle", "--namespace", "hle", "--wait")
 		k.Kubectl("-n", "hle", "create", "secret", "generic", "hle-agent", "--from-literal=agent-token="+made.Token)
