@@ -40,7 +40,7 @@ type Config struct {
 	Dialer *dial.Dialer
 	// TrustedProxies are peers whose X-Forwarded-* is believed.
 	TrustedProxies []netip.Prefix
-	// ResponseHeader (60 s) bounds the wait for an answer after the request was sent, BodyIdle
+	// ResponseHeader (60 s, or up to an eighth more) bounds the wait for an answer after the request was sent, BodyIdle
 	// (60 s) the wait for the next piece of a body from or to the visitor.
 	ResponseHeader time.Duration
 	BodyIdle       time.Duration
