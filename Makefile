@@ -8,7 +8,7 @@ VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 PKGS     ?= ./...
 # The race detector needs a C compiler; without one the same tests run plainly.
 RACE     ?= $(if $(shell command -v $$($(GO) env CC)),-race)
-TESTFLAGS ?= -count=1 -timeout=15m
+TESTFLAGS ?= -count=1 -timeout=25m
 
 # What make bench runs; BENCHFLAGS adds to it, for example BENCHFLAGS="-only chisel".
 BENCH    := $(GO) test -tags bench -count=1 -timeout=3h -v -run '^TestBench$$' ./test/bench -args
