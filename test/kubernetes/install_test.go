@@ -223,6 +223,49 @@ func TestInstall(t *testing.T) {
 			t.Error(out)
 		}
 	})
+	t.Run("HLE-S19 a second Pod with the same token stands by and takes over", func(t *testing.T) {
+		holder := func() (replica, state string) {
+			var v struct {
+				State    string
+				Holder   string `json:"holder_replica"`
+				Replicas []struct{ State string }
+			}
+			if err := json.Unmarshal([]byte(s.adit("agents", "get", "home", "-o", "json")), &v); err != nil {
+				t.Fatal(err)
+			}
+			var states []string
+			for _, r := range v.Replicas {
+				states = append(states, r.State)
+			}
+			slices.Sort(states)
+			return v.Holder, strings.Join(states, " ")
+		}
+		first, _ := holder()
+		// A standby is not ready, so nobody waits for it.
+		k.Helm("install", "second", charts.Dir("adit"), "--namespace", "hle", "--set", ours,
+			"--set", "operator.enabled=false,agent.enabled=true,agent.token.existingSecret=hle-agent,agent.terminationGracePeriodSeconds=15,agent.discovery.enabled=false")
+		k.Eventually(60*time.Second, func() error {
+			if _, states := holder(); !strings.Contains(states, "standby") {
+				return fmt.Errorf("states %s", states)
+			}
+			return nil
+		})
+		for range 10 {
+			if now, states := holder(); now != first {
+				t.Fatalf("the enrolment went from %s to %s: %s", first, now, states)
+			}
+			time.Sleep(time.Second)
+		}
+		k.Kubectl("-n", "hle", "scale", "deployment/hle-adit-agent", "--replicas=0")
+		k.Eventually(60*time.Second, func() error {
+			if now, states := holder(); now == first || now == "" {
+				return fmt.Errorf("nobody has taken over: %s", states)
+			}
+			return nil
+		})
+		s.answers("typed.example.test", "grafana")
+		k.Helm("uninstall", "second", "--namespace", "hle", "--wait")
+	})
 	t.Run("HLE-S17 uninstalling leaves nothing", func(t *testing.T) {
 		k.Helm("uninstall", "hle", "--namespace", "hle", "--wait")
 		// Helm does not wait for Pods that end.
