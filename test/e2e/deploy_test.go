@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/compose-spec/compose-go/v2/cli"
 
@@ -148,5 +149,40 @@ func TestCompose(t *testing.T) {
 				t.Errorf("%s: %s holds a secret", name, key)
 			}
 		}
+	}
+}
+
+// TestImageIsReproducible builds an image twice, at different times and under different names of files:
+// the digest is the same, and the archive byte for byte.
+func TestImageIsReproducible(t *testing.T) {
+	dir := t.TempDir()
+	tool := filepath.Join(dir, "image")
+	build := exec.Command("go", "build", "-trimpath", "-o", tool, ".")
+	build.Dir = filepath.Join(need.Root(), "deploy", "image")
+	build.Env = append(os.Environ(), "GOWORK=off")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	var digests, archives []string
+	for _, name := range []string{"one", "two"} {
+		program := filepath.Join(dir, name)
+		writeFile(t, program, "a program")
+		if err := os.Chmod(program, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		when := time.Now().Add(-time.Duration(len(digests)) * time.Hour)
+		if err := os.Chtimes(program, when, when); err != nil {
+			t.Fatal(err)
+		}
+		archive := filepath.Join(dir, name+".tar")
+		out, err := exec.Command(tool, "-o", archive, "-name", "example.test/adit:v1", "-roots", "-entrypoint", "/adit", "-volume", "/var/lib/adit",
+			"-platform", "linux/amd64", "-file", program+"=/adit", "-platform", "linux/arm64", "-file", program+"=/adit").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		digests, archives = append(digests, string(out)), append(archives, fileSum(t, archive))
+	}
+	if digests[0] != digests[1] || archives[0] != archives[1] || !strings.HasPrefix(digests[0], "sha256:") {
+		t.Errorf("digests %q, archives %q", digests, archives)
 	}
 }

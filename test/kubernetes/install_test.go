@@ -140,6 +140,25 @@ func TestInstall(t *testing.T) {
 			return nil
 		})
 	})
+	t.Run("HLE-S6 the token was shown once", func(t *testing.T) {
+		for _, args := range [][]string{{"agents", "get", "home", "-o", "json"}, {"agents", "list", "-o", "json"}, {"audit", "-o", "json"}} {
+			if out := s.adit(args...); strings.Contains(out, made.Token) {
+				t.Errorf("%v shows it again", args)
+			}
+		}
+	})
+	t.Run("HLE-S3 a tunnel is changed at the server, and no Pod restarts", func(t *testing.T) {
+		before := k.Kubectl("-n", "hle", "get", "pods", "-o", "jsonpath={.items[*].metadata.uid} {.items[*].status.containerStatuses[0].restartCount}")
+		k.Apply(service("monitoring", "loki", 3100, ""))
+		k.Kubectl("-n", "monitoring", "wait", "deployment/loki", "--for=condition=Available", "--timeout=60s")
+		s.adit("tunnel", "set", "grafana", "--origin", "http://loki.monitoring.svc.cluster.local:3100")
+		s.answers("grafana.example.test", "loki")
+		s.adit("tunnel", "set", "grafana", "--origin", "http://grafana.monitoring.svc.cluster.local:3000")
+		s.answers("grafana.example.test", "grafana")
+		if after := k.Kubectl("-n", "hle", "get", "pods", "-o", "jsonpath={.items[*].metadata.uid} {.items[*].status.containerStatuses[0].restartCount}"); after != before {
+			t.Errorf("Pods were %s, are %s", before, after)
+		}
+	})
 	t.Run("an edge on every node joins and serves at the node's own port", func(t *testing.T) {
 		namespace(t, k, "edges", "pod-security.kubernetes.io/enforce: privileged")
 		var edge struct{ Token string }

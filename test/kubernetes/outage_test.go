@@ -64,7 +64,7 @@ func (o *outage) ask(name string) error {
 // run shows that what visitors reach has nothing to do with the API server, and that discovery comes
 // back by itself; agents start without it too. home is the agent that runs already.
 func (o *outage) run(t *testing.T, home *stack.Agent) {
-	away := 10 * time.Second
+	away := time.Minute
 	if need.Soak() {
 		away = 5 * time.Minute
 	}

@@ -255,6 +255,8 @@ func TestReplicas(t *testing.T) {
 			}
 		}
 	})
+	t.Run("O06 Pods that reach nobody are not ready, and are not restarted", func(t *testing.T) { unreachable(t, k) })
+	k.Eventually(90*time.Second, func() error { return fetch(c, "https://anything.example.dev/", 0) })
 	times := 2
 	if need.Soak() {
 		times = 10
@@ -311,5 +313,38 @@ func rollout(t *testing.T, k *cluster.Test, round int) {
 	t.Logf("round %d: %d requests, %d failed", round, asked.Load(), failed.Load())
 	if asked.Load() < 1000 {
 		t.Errorf("round %d: only %d requests were made", round, asked.Load())
+	}
+}
+
+// unreachable cuts the cluster off from outside, for longer than probes have patience.
+func unreachable(t *testing.T, k *cluster.Test) {
+	t.Helper()
+	away := 45 * time.Second
+	if need.Soak() {
+		away = 10 * time.Minute
+	}
+	nft := func(text string) {
+		t.Helper()
+		cmd := exec.Command(k.Exec()[0], append(k.Exec()[1:], need.Find("nft"), "-f", "-")...)
+		cmd.Stdin = strings.NewReader(text)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("nft: %v %s", err, out)
+		}
+	}
+	pods := func(path string) string {
+		return k.Kubectl("-n", "network", "get", "pods", "-l", "app.kubernetes.io/instance=towonel-agent", "-o", "jsonpath={.items[*].status.containerStatuses[0]."+path+"}")
+	}
+	nft("table ip cut {\nchain forward {\ntype filter hook forward priority filter;\noifname \"gate\" drop\niifname \"gate\" drop\n}\n}\n")
+	defer nft("delete table ip cut\n")
+	k.Eventually(2*time.Minute, func() error {
+		if got := pods("ready"); got != "false false" {
+			return fmt.Errorf("ready: %s", got)
+		}
+		return nil
+	})
+	for deadline := time.Now().Add(away); time.Now().Before(deadline); time.Sleep(3 * time.Second) {
+		if got := pods("restartCount"); got != "0 0" {
+			t.Fatalf("restarts: %s", got)
+		}
 	}
 }
