@@ -2,6 +2,7 @@ package main
 
 import (
 	"archive/tar"
+	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -32,11 +33,12 @@ func write(index v1.ImageIndex, name, out string) error {
 	if err := l.AppendIndex(index, opts...); err != nil {
 		return err
 	}
-	f, err := os.Create(out)
+	// Who reads the archive meanwhile has the old one or the new one.
+	f, err := os.CreateTemp(filepath.Dir(out), filepath.Base(out)+".*")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
+	defer func() { _ = f.Close(); _ = os.Remove(f.Name()) }()
 	w := tar.NewWriter(f)
 	// WalkDir goes in the order of names.
 	err = filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
@@ -68,5 +70,8 @@ func write(index v1.ImageIndex, name, out string) error {
 	if err := w.Close(); err != nil {
 		return err
 	}
-	return f.Close()
+	if err := errors.Join(f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), out)
 }
