@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -39,4 +40,16 @@ func TestClusterDomain(t *testing.T) {
 			}
 		})
 	}
+}
+
+func FuzzSearchedDomain(f *testing.F) {
+	f.Add([]byte("search demo.svc.corp.local svc.corp.local corp.local\n"))
+	f.Add([]byte("search svc.\nsearch svc.a. svc.b\r\n"))
+	f.Add([]byte("options ndots:5\n;search svc.x\n"))
+	f.Fuzz(func(t *testing.T, conf []byte) {
+		d := searchedDomain(conf)
+		if d != strings.ToLower(d) || strings.ContainsAny(d, " \t\r\n") || strings.HasSuffix(d, ".") && d != "" {
+			t.Errorf("%q of %q", d, conf)
+		}
+	})
 }
