@@ -88,6 +88,7 @@ func TestDiscovery(t *testing.T) {
 
 // TestAgentLogs: the log of an agent is shown, follows it, and holds no secret.
 func TestAgentLogs(t *testing.T) {
+	t.Parallel() // it mostly waits
 	s := stack.StartServer(t, stack.ServerConfig{})
 	inv := s.Invite("home", "--hostname", "app.localhost")
 	origin := serveHTTP(t, named("home"), false)

@@ -84,6 +84,7 @@ func (d *dockerd) run(name string, args ...string) {
 // TestDocker: an agent finds the services of a real Docker daemon and serves what their labels
 // declare, as containers come, go and change; without the daemon it goes on with what it knows.
 func TestDocker(t *testing.T) {
+	t.Parallel() // it mostly waits
 	if !netlab.Inside(t) {
 		return
 	}
