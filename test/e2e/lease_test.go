@@ -258,3 +258,26 @@ func TestRestartedAlone(t *testing.T) {
 		})
 	})
 }
+
+// TestStandbyElsewhere: a second process on a host that was never seen is told of while it stands by, before
+// it has served anybody.
+func TestStandbyElsewhere(t *testing.T) {
+	need.RootUser(t, "a host name of its own")
+	tools := need.Program(t, "unshare", "hostname")
+	s := stack.StartServer(t, stack.ServerConfig{})
+	token := enrol(t, s, "home").File
+	stack.StartAgent(t, token, stack.AgentConfig{})
+	second := stack.StartAgent(t, token, stack.AgentConfig{Unready: true,
+		Wrap: []string{tools[0], "--uts", "sh", "-c", tools[1] + ` elsewhere && exec "$@"`, "sh"}})
+	waitStandby(t, second)
+	stack.Eventually(t, 30*time.Second, func() error {
+		var events []struct{ Kind, Text string }
+		s.CLI("events", "-o", "json").JSON(t, &events)
+		for _, e := range events {
+			if e.Kind == "replica_new" && strings.Contains(e.Text, "host elsewhere") {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v", events)
+	})
+}
