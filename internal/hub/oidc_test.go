@@ -1,7 +1,6 @@
 package hub
 
 import (
-	"bufio"
 	"crypto/rand"
 	"crypto/rsa"
 	"encoding/json"
@@ -11,9 +10,6 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -24,51 +20,13 @@ import (
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	"github.com/adit-dev/adit/internal/hub/store"
 	"github.com/adit-dev/adit/internal/reason"
-	"github.com/adit-dev/adit/test/need"
+	"github.com/adit-dev/adit/test/provider"
 )
 
 var browser = Browser{Address: netip.MustParseAddr("192.0.2.7"), UserAgent: "test"}
 
 // realTime lets the hub's clock be the provider's.
 func realTime(c *Config) { c.Now = time.Now }
-
-// startProvider runs a real provider whose users have the password "verysecure"; it returns its issuer.
-func startProvider(t *testing.T, redirect string, users map[string]map[string]any) string {
-	t.Helper()
-	out := filepath.Join(need.Root(), "bin", "oidc")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", out, ".")
-	build.Dir = filepath.Join(need.Root(), "test", "oidc")
-	if b, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, b)
-	}
-	raw, err := json.Marshal(users)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "users.json")
-	if err := os.WriteFile(file, raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), out, "adit", "hub-secret", redirect, file)
-	cmd.Stderr = os.Stderr
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	lines := bufio.NewScanner(stdout)
-	if !lines.Scan() {
-		t.Fatal("the provider did not start")
-	}
-	return lines.Text()
-}
-
-func oidcUser(id, name, email string, verified bool) map[string]any {
-	return map[string]any{"ID": id, "Username": name, "Password": "verysecure", "Email": email, "EmailVerified": verified, "PreferredLanguage": "en"}
-}
 
 // visit signs in at the provider as a person does, and returns what it sends the browser back with.
 func visit(t *testing.T, address, redirect, user string) url.Values {
@@ -89,7 +47,7 @@ func visit(t *testing.T, address, redirect, user string) url.Values {
 	}
 	_ = resp.Body.Close()
 	login := resp.Request.URL
-	resp, err = c.PostForm(login.String(), url.Values{"username": {user}, "password": {"verysecure"}, "id": {login.Query().Get("authRequestID")}})
+	resp, err = c.PostForm(login.String(), url.Values{"username": {user}, "password": {provider.Password}, "id": {login.Query().Get("authRequestID")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,9 +81,8 @@ func (h *testHub) addUser(u *store.User) *store.User {
 func TestOIDCSignIn(t *testing.T) {
 	h := newTestHub(t, realTime)
 	redirect := h.redirectURL("work")
-	issuer := startProvider(t, redirect, map[string]map[string]any{
-		"a": oidcUser("a", "alice", "alice@example.com", true), "b": oidcUser("b", "bob", "bob@example.com", false), "c": oidcUser("c", "carol", "carol@example.com", true),
-	})
+	issuer := provider.Start(t, redirect,
+		provider.User("a", "alice", "alice@example.com", true), provider.User("b", "bob", "bob@example.com", false), provider.User("c", "carol", "carol@example.com", true))
 	h.provider(&hubv1.Provider{Name: "work", DisplayName: "Work", Issuer: issuer, ClientId: "adit", ClientSecret: "hub-secret"})
 	if got := h.SignInProviders(t.Context()); len(got) != 1 || got[0] != (ProviderChoice{"work", "Work"}) {
 		t.Fatalf("offered: %v", got)

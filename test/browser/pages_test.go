@@ -1,12 +1,9 @@
 package browser
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -15,7 +12,7 @@ import (
 
 	"github.com/chromedp/chromedp/kb"
 
-	"github.com/adit-dev/adit/test/need"
+	"github.com/adit-dev/adit/test/provider"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -74,7 +71,7 @@ func TestPages(t *testing.T) {
 		// The link's secret is in a field that is not shown; Tab goes through the others.
 		b.Type("Your name", "ann")
 		b.Keys(kb.Tab + "correct horse" + kb.Tab + "another one")
-		b.Expect("400")
+		b.Expect("status of 400")
 		b.Keys(kb.Tab + kb.Enter)
 		b.Sees("The passwords differ")
 		b.Page("setup-refused")
@@ -86,7 +83,7 @@ func TestPages(t *testing.T) {
 	})
 	t.Run("a used link says so", func(t *testing.T) {
 		b.In(t)
-		b.Expect("404")
+		b.Expect("status of 404")
 		b.Go(h.base + "/setup")
 		b.Sees("That did not work")
 		b.Page("gone")
@@ -102,7 +99,7 @@ func TestPages(t *testing.T) {
 		if id := eval[string](b, "document.activeElement.id"); id != "name" {
 			t.Errorf("the focus is at %q", id)
 		}
-		b.Expect("401")
+		b.Expect("status of 401")
 		b.Keys("ann" + kb.Tab + "wrong horse" + kb.Enter)
 		b.Sees("Name or password is wrong")
 		b.Page("sign-in-refused")
@@ -162,7 +159,7 @@ func TestPages(t *testing.T) {
 		bob.Type("The same again", "battery staple")
 		bob.Keys(kb.Enter)
 		bob.Sees("Hello, bob")
-		bob.Expect("40")
+		bob.Expect("status of 40")
 		bob.Go(link)
 		bob.Type("Password", "battery staple")
 		bob.Type("The same again", "battery staple")
@@ -177,7 +174,7 @@ func TestPages(t *testing.T) {
 		login := stack.Start(t, stack.Command{Name: "login", Env: env, Args: []string{"login", h.base, "--fingerprint", fingerprint[1], "--client", "laptop"}})
 		login.WaitLog(10*time.Second, "/device?code=")
 		code := regexp.MustCompile(`code=([A-Z-]+)`).FindStringSubmatch(login.Log())[1]
-		b.Expect("404")
+		b.Expect("status of 404")
 		b.Go(h.base + "/device")
 		b.Page("device-code")
 		b.Type("The code that the tool shows", "XXXX-XXXX")
@@ -194,6 +191,32 @@ func TestPages(t *testing.T) {
 		if got := login.Wait(20 * time.Second); got != 0 {
 			t.Fatalf("login ended with %d:\n%s", got, login.Log())
 		}
+	})
+	t.Run("a tool is denied, and a password is set anew", func(t *testing.T) {
+		b.In(t)
+		fingerprint := regexp.MustCompile(`"sha256":"([0-9A-F:]+)"`).FindStringSubmatch(h.Log())
+		login := stack.Start(t, stack.Command{Name: "login", Env: []string{"HOME=" + t.TempDir()}, Args: []string{"login", h.base, "--fingerprint", fingerprint[1], "--client", "stranger"}})
+		login.WaitLog(10*time.Second, "/device?code=")
+		b.Go(h.base + "/device?code=" + regexp.MustCompile(`code=([A-Z-]+)`).FindStringSubmatch(login.Log())[1])
+		b.Sees("stranger")
+		b.Press("Deny")
+		b.Sees("Denied")
+		b.Page("device-denied")
+		if got := login.Wait(20 * time.Second); got == 0 {
+			t.Error("a tool that was denied is signed in")
+		}
+		link := regexp.MustCompile(`https://[^"\s]+/reset#[^"\s]+`).FindString(h.CLI("user", "reset", "bob", "-o", "json").Stdout)
+		bob := Open(t, h.ca, h.host)
+		bob.Go(link)
+		bob.Sees("Set a new password")
+		bob.Page("reset")
+		bob.Type("Password", "another staple")
+		bob.Type("The same again", "another staple")
+		bob.Keys(kb.Enter)
+		bob.Sees("Hello, bob")
+		b.Go(h.base + "/account")
+		b.Press("Sign out everywhere")
+		b.Wait("/sign-in")
 	})
 	t.Run("without scripts", func(t *testing.T) {
 		b.In(t)
@@ -213,8 +236,8 @@ func TestPages(t *testing.T) {
 	t.Run("too many guesses", func(t *testing.T) {
 		b.In(t)
 		guess := Open(t, h.ca, h.host)
-		guess.Expect("401")
-		guess.Expect("429")
+		guess.Expect("status of 401")
+		guess.Expect("status of 429")
 		guess.Go(h.base + "/sign-in")
 		for i := 0; i < 12 && !strings.Contains(guess.Text(), "oo many"); i++ {
 			guess.Type("Name", "carl")
@@ -231,7 +254,7 @@ func TestPages(t *testing.T) {
 func TestProvider(t *testing.T) {
 	https := fmt.Sprintf("127.0.0.1:%d", stack.FreePort(t))
 	base := "https://hub.localhost" + https[strings.LastIndex(https, ":"):]
-	issuer := startProvider(t, base+"/auth/oidc/oidc/callback")
+	issuer := provider.Start(t, base+"/auth/oidc/oidc/callback", provider.User("a", "ann", "ann@example.com", true))
 	u, _ := url.Parse(issuer)
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("hub-secret"), 0o600); err != nil {
@@ -248,7 +271,7 @@ func TestProvider(t *testing.T) {
 		t.Helper()
 		b.Sees("Username")
 		eval[bool](b, `(document.querySelector("[name=username]").focus(), true)`)
-		b.Keys(user + kb.Tab + "verysecure" + kb.Enter)
+		b.Keys(user + kb.Tab + provider.Password + kb.Enter)
 	}
 	at("ann")
 	b.Wait("/account")
@@ -261,37 +284,4 @@ func TestProvider(t *testing.T) {
 	b.Wait("/")
 	b.Sees("Hello, ann")
 	b.Fine("at the end")
-}
-
-// startProvider runs a provider with the user ann, and returns its issuer.
-func startProvider(t *testing.T, redirect string) string {
-	t.Helper()
-	out := filepath.Join(need.Root(), "bin", "oidc")
-	build := exec.Command("go", "build", "-o", out, ".")
-	build.Dir = filepath.Join(need.Root(), "test", "oidc")
-	if b, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, b)
-	}
-	users, err := json.Marshal(map[string]any{"a": map[string]any{"ID": "a", "Username": "ann", "Password": "verysecure", "Email": "ann@example.com", "EmailVerified": true, "PreferredLanguage": "en"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "users.json")
-	if err := os.WriteFile(file, users, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(out, "adit", "hub-secret", redirect, file)
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	lines := bufio.NewScanner(stdout)
-	if !lines.Scan() {
-		t.Fatal("the provider did not start")
-	}
-	return lines.Text()
 }
