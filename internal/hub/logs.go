@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
@@ -25,7 +26,7 @@ func (h *Hub) Logs(ctx context.Context, r *hubv1.LogsRequest, send func(*hubv1.L
 	case lines == 0:
 		lines = defaultLogLines
 	case lines > maxLogLines:
-		return invalid("lines", "", "ask for 1 to 500", "is more than 500")
+		return invalid("lines", fmt.Sprint(lines), "ask for 1 to 500", "is more than 500")
 	}
 	agent, err := h.GetAgent(ctx, r.GetAgent())
 	if err != nil {

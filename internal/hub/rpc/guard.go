@@ -76,7 +76,7 @@ func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			if err = wellFormed(req); err == nil {
 				resp, err = next(ctx, req)
 			}
-			nameField(err, req)
+			nameField(err, req.Any())
 			g.hub.Finished(ctx, err)
 		}
 		if err = g.done(req.Spec().Procedure, err); err != nil {
@@ -100,9 +100,9 @@ func wellFormed(req connect.AnyRequest) error {
 }
 
 // nameField says which field of the request named what there is not.
-func nameField(err error, req connect.AnyRequest) {
+func nameField(err error, request any) {
 	var p *hub.Problem
-	if m, ok := req.Any().(proto.Message); ok && errors.As(err, &p) && p.Code == reason.NotFound && p.Field == "" {
+	if m, ok := request.(proto.Message); ok && m != nil && errors.As(err, &p) && p.Code == reason.NotFound && p.Field == "" {
 		p.Field = namedBy(m, p.Value)
 	}
 }

@@ -17,8 +17,11 @@ import (
 	"github.com/adit-dev/adit/internal/reason"
 )
 
+// problem is what an answer says is wrong.
+type problem struct{ Code, Field, Value, Remedy, Holder, Held string }
+
 // post calls a procedure with JSON, as curl does, and returns the problem in the answer.
-func (s *server) post(t *testing.T, procedure, body string) (status int, answer string, p struct{ Code, Field, Value, Remedy, Holder, Held string }) {
+func (s *server) post(t *testing.T, procedure, body string) (status int, answer string, p problem) {
 	t.Helper()
 	c, base := s.oneClient()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, base+procedure, bytes.NewReader([]byte(body)))

@@ -204,7 +204,9 @@ func (g *guard) stream(ctx context.Context, conn connect.StreamingHandlerConn, n
 			}
 		}
 	}()
-	err := next(ctx, &described{conn, a})
+	d := &described{conn, a, nil}
+	err := next(ctx, d)
+	nameField(err, d.request)
 	ended := context.Cause(ctx)
 	cancel(nil)
 	<-done
@@ -219,12 +221,20 @@ func (g *guard) stream(ctx context.Context, conn connect.StreamingHandlerConn, n
 type described struct {
 	connect.StreamingHandlerConn
 	actor *hub.Actor
+	// request is what was asked for; nil before it came.
+	request proto.Message
 }
 
 func (d *described) Receive(m any) error {
-	err := d.StreamingHandlerConn.Receive(m)
-	if err == nil {
-		describe(d.actor, d.Spec().Procedure, m)
+	if err := d.StreamingHandlerConn.Receive(m); err != nil {
+		return err
 	}
-	return err
+	describe(d.actor, d.Spec().Procedure, m)
+	if x, ok := m.(proto.Message); ok {
+		if p := checkFields(x); p != nil {
+			return p
+		}
+		d.request = x
+	}
+	return nil
 }
