@@ -158,12 +158,13 @@ func TestReplicas(t *testing.T) {
 	}
 	image := aditImage(t, k)
 	sshKey := behind(t, k)
+	namespace(t, k, "agents", restricted)
 	s := publicServer(t)
 	inv := s.Invite("cluster", "--hostname", "*.example.dev", "--tcp-port", "2222", "--udp-port", "3478")
-	k.Kubectl("-n", "network", "create", "secret", "generic", "towonel-agent-secret", "--from-literal=TOWONEL_INVITE_TOKEN="+inv.Token)
+	k.Kubectl("-n", "agents", "create", "secret", "generic", "towonel-agent-secret", "--from-literal=TOWONEL_INVITE_TOKEN="+inv.Token)
 	t.Cleanup(func() {
 		if t.Failed() {
-			out, err := k.Try("-n", "network", "logs", "-l", "app.kubernetes.io/instance=towonel-agent", "--tail=40", "--prefix")
+			out, err := k.Try("-n", "agents", "logs", "-l", "app.kubernetes.io/instance=towonel-agent", "--tail=40", "--prefix")
 			t.Log(out, err)
 		}
 	})
@@ -171,7 +172,7 @@ func TestReplicas(t *testing.T) {
 	if err := os.WriteFile(values, []byte(seedValues), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k.Helm(append([]string{"install", "towonel-agent", charts.Dir("adit-agent"), "-n", "network", "-f", values, "--wait", "--timeout", "120s"}, image...)...)
+	k.Helm(append([]string{"install", "towonel-agent", charts.Dir("adit-agent"), "-n", "agents", "-f", values, "--wait", "--timeout", "120s"}, image...)...)
 	const pods = "app.kubernetes.io/instance=towonel-agent"
 	c := visitors(true)
 	k.Eventually(60*time.Second, func() error { return fetch(c, "https://anything.example.dev/", 0) })
@@ -236,7 +237,7 @@ func TestReplicas(t *testing.T) {
 		}
 	})
 	t.Run("TOW-12 no volume, and nothing that is written", func(t *testing.T) {
-		spec := k.Kubectl("-n", "network", "get", "pods", "-l", pods, "-o", "jsonpath={.items[0].spec}")
+		spec := k.Kubectl("-n", "agents", "get", "pods", "-l", pods, "-o", "jsonpath={.items[0].spec}")
 		for _, bad := range []string{"persistentVolumeClaim", "hostPath", "emptyDir"} {
 			if strings.Contains(spec, bad) {
 				t.Errorf("a Pod has a %s: %s", bad, spec)
@@ -247,7 +248,7 @@ func TestReplicas(t *testing.T) {
 		}
 	})
 	t.Run("TOW-8 metrics and health at 9090", func(t *testing.T) {
-		pod := k.Kubectl("-n", "network", "get", "pods", "-l", pods, "-o", "jsonpath={.items[0].status.podIP}")
+		pod := k.Kubectl("-n", "agents", "get", "pods", "-l", pods, "-o", "jsonpath={.items[0].status.podIP}")
 		for path, want := range map[string]string{"/healthz": "", "/readyz": "", "/metrics": "adit_agent_sessions"} {
 			out, err := exec.Command(k.Exec()[0], append(k.Exec()[1:], "curl", "-sS", "-m", "5", "-f", "http://"+pod+":9090"+path)...).CombinedOutput()
 			if err != nil || !strings.Contains(string(out), want) {
@@ -266,7 +267,7 @@ func TestReplicas(t *testing.T) {
 			rollout(t, k, i)
 		}
 	})
-	k.Helm("uninstall", "towonel-agent", "-n", "network", "--wait")
+	k.Helm("uninstall", "towonel-agent", "-n", "agents", "--wait")
 }
 
 // rollout restarts the agent under 200 requests a second and downloads of 20 s.
@@ -305,8 +306,8 @@ func rollout(t *testing.T, k *cluster.Test, round int) {
 		downloads.Go(func() { one(visitors(false), "https://slow.example.dev/slow?seconds=20", 20*20*50) })
 	}
 	time.Sleep(time.Second) // the downloads are under way
-	k.Kubectl("-n", "network", "rollout", "restart", "deployment/towonel-agent-adit-agent")
-	k.Kubectl("-n", "network", "rollout", "status", "deployment/towonel-agent-adit-agent", "--timeout=180s")
+	k.Kubectl("-n", "agents", "rollout", "restart", "deployment/towonel-agent-adit-agent")
+	k.Kubectl("-n", "agents", "rollout", "status", "deployment/towonel-agent-adit-agent", "--timeout=180s")
 	downloads.Wait()
 	stop()
 	wg.Wait()
@@ -332,7 +333,7 @@ func unreachable(t *testing.T, k *cluster.Test) {
 		}
 	}
 	pods := func(path string) string {
-		return k.Kubectl("-n", "network", "get", "pods", "-l", "app.kubernetes.io/instance=towonel-agent", "-o", "jsonpath={.items[*].status.containerStatuses[0]."+path+"}")
+		return k.Kubectl("-n", "agents", "get", "pods", "-l", "app.kubernetes.io/instance=towonel-agent", "-o", "jsonpath={.items[*].status.containerStatuses[0]."+path+"}")
 	}
 	nft("table ip cut {\nchain forward {\ntype filter hook forward priority filter;\noifname \"gate\" drop\niifname \"gate\" drop\n}\n}\n")
 	defer nft("delete table ip cut\n")
