@@ -24,7 +24,6 @@ func (a *Agent) takeLabels() {
 	if maps.Equal(now, a.labels) {
 		return
 	}
-	a.labels = now
 	var list config.Services
 	problems := map[string]string{}
 	for _, id := range slices.Sorted(maps.Keys(now)) {
@@ -40,6 +39,7 @@ func (a *Agent) takeLabels() {
 		a.log.Error("the labels of services are not used; what they declared before stays", "error", err)
 		return
 	}
+	a.labels = now
 	for _, d := range list {
 		if by := t.entry(d); by.GetKey() != d.GetKey() {
 			problems[d.GetKey()] = fmt.Sprintf("%s is declared by %s already", d.GetName(), by.GetKey())

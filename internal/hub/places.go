@@ -25,9 +25,14 @@ func addressOf(a net.Addr) string {
 	if a == nil {
 		return ""
 	}
-	host, _, err := net.SplitHostPort(a.String())
+	return hostOf(a.String())
+}
+
+// hostOf is an address without its port.
+func hostOf(address string) string {
+	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return a.String()
+		return address
 	}
 	return host
 }
@@ -45,11 +50,7 @@ func (h *Hub) newPlaces(now time.Time) []newPlace {
 			}
 			for _, s := range e.sessions {
 				serving[s.GetReplicaId()] = true
-				address, _, err := net.SplitHostPort(s.GetRemoteAddress())
-				if err != nil {
-					address = s.GetRemoteAddress()
-				}
-				if p := (tokenPlace{s.GetTokenId(), s.GetHostName(), address}); !found[p] && !h.conditions.seen[p] {
+				if p := (tokenPlace{s.GetTokenId(), s.GetHostName(), hostOf(s.GetRemoteAddress())}); !found[p] && !h.conditions.seen[p] {
 					found[p] = true
 					out = append(out, newPlace{tokenPlace: p})
 				}

@@ -52,6 +52,8 @@ type Provider struct {
 	// told are the services that the sink knows of, and declared the tunnels.
 	told     map[string]bool
 	declared map[string]bool
+	// waiting: a TCP port did not answer yet. Without one there is nothing to do until an event.
+	waiting bool
 	// reached are the ports that answered, by key.
 	reached map[string]reached
 }
@@ -132,7 +134,9 @@ func (p *Provider) follow(ctx context.Context, to discovery.Sink) error {
 		}
 		p.take(ctx, list, to)
 		to.State(discovery.OK, "")
-		retry.Reset(again)
+		if p.waiting {
+			retry.Reset(again)
+		}
 	}
 }
 

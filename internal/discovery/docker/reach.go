@@ -189,11 +189,12 @@ func (p *Provider) find(ctx context.Context, list []candidate) []found {
 		})
 	}
 	wg.Wait()
-	p.reached = now
+	p.reached, p.waiting = now, false
 	out := make([]found, 0, len(list))
 	for i := range list {
 		c := &list[i]
 		r, ok := now[c.key()]
+		p.waiting = p.waiting || !ok && c.protocol == "tcp"
 		s := c.service(r, ok)
 		out = append(out, found{s, c.labels.declaration(c, s.GetOrigin())})
 	}
