@@ -218,7 +218,9 @@ func TestFlowEdgeRestart(t *testing.T) {
 	if p.agent.count() != 1 {
 		t.Errorf("%d flows at the agent", p.agent.count())
 	}
-	// The number of another visitor's flow is taken over, its datagrams do not mix.
+	// The number of another visitor's flow is taken over, its datagrams do not mix. What the agent
+	// said of the number has arrived: a restarted edge has a session of its own for it.
+	eventually(t, "flow acknowledged", f2.acked.Load)
 	p.edge.next = f2.id.Load() - 1
 	p.edge.mu.Lock()
 	delete(p.edge.flows, f2.id.Load())
