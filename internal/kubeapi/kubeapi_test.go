@@ -134,6 +134,21 @@ func watching(t *testing.T, s *httptest.Server, store *names, log *slog.Logger) 
 	return told
 }
 
+// shut ends s under a client that connects again at once: Close waits for the requests that
+// run, and a watch that began since the connections were closed would run for ever.
+func shut(s *httptest.Server) {
+	closed := make(chan struct{})
+	go func() { defer close(closed); s.Close() }()
+	for {
+		select {
+		case <-closed:
+			return
+		case <-time.After(10 * time.Millisecond):
+			s.CloseClientConnections()
+		}
+	}
+}
+
 func await(t *testing.T, told <-chan string, part string) string {
 	t.Helper()
 	last := "nothing"
@@ -157,8 +172,7 @@ func TestWatchLosesAndFindsTheServer(t *testing.T) {
 	told := watching(t, s, store, slog.New(slog.NewTextHandler(&log, nil)))
 	await(t, told, "ok")
 	addr := s.Listener.Addr().String()
-	s.CloseClientConnections()
-	s.Close()
+	shut(s)
 	text := await(t, told, "the API server does not answer")
 	if strings.Contains(text, "resourceVersion") || !strings.Contains(text, addr) {
 		t.Errorf("told %q", text)
@@ -174,7 +188,7 @@ func TestWatchLosesAndFindsTheServer(t *testing.T) {
 	_ = s.Listener.Close()
 	s.Listener = l
 	s.Start()
-	defer func() { s.CloseClientConnections(); s.Close() }()
+	defer shut(s)
 	await(t, told, "ok")
 	if n := strings.Count(log.String(), "Endpoints is deprecated"); n != 1 {
 		t.Errorf("the warning was logged %d times:\n%s", n, log.String())
@@ -195,8 +209,7 @@ func TestRefusals(t *testing.T) {
 		s := httptest.NewServer(&api{refuse: func(*http.Request) *metav1.Status { return &c.status }})
 		told := watching(t, s, &names{}, nil)
 		await(t, told, c.want)
-		s.CloseClientConnections()
-		s.Close()
+		shut(s)
 	}
 }
 
@@ -256,6 +269,6 @@ func TestHangUp(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(corev1.ServiceList{TypeMeta: metav1.TypeMeta{Kind: "ServiceList", APIVersion: "v1"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"}})
 	}))
-	defer func() { s.CloseClientConnections(); s.Close() }()
+	defer shut(s)
 	await(t, watching(t, s, &names{}, nil), errNoAnswer.Error())
 }
