@@ -48,7 +48,7 @@ type HubReport struct {
 // Share runs f in a transaction that writes only what this hub alone writes: it waits for no other
 // hub, and changes nothing that watches see.
 func (s *Store) Share(ctx context.Context, f func(*Tx) error) error {
-	return wrap(s.db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
+	return ended(ctx, s.db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
 		if tx.Dialect().Name() == dialect.PG {
 			// A loss costs nothing: the next round tells the same.
 			if _, err := tx.NewRaw("SET LOCAL synchronous_commit = off").Exec(ctx); err != nil {

@@ -104,7 +104,7 @@ func (s *Store) Read(ctx context.Context, f func(*Tx) error) error {
 	if s.postgres() {
 		o.Isolation = sql.LevelRepeatableRead
 	}
-	return wrap(s.db.RunInTx(ctx, o, func(ctx context.Context, tx bun.Tx) error {
+	return ended(ctx, s.db.RunInTx(ctx, o, func(ctx context.Context, tx bun.Tx) error {
 		return f(&Tx{tx: tx, ctx: ctx, Now: s.now()})
 	}))
 }
@@ -131,7 +131,7 @@ func (s *Store) Write(ctx context.Context, f func(*Tx) error) error {
 		return t.log()
 	})
 	if err != nil {
-		return wrap(err)
+		return ended(ctx, err)
 	}
 	for _, f := range committed {
 		f()
@@ -264,6 +264,15 @@ func wrap(err error) error {
 		return reason.Wrap(err, reason.StoreUnavailable, reason.HopHub, "the hub's store cannot be used; %s", remedy)
 	}
 	return err
+}
+
+// ended is wrap for a transaction under ctx. The end of ctx rolls it back, and what runs then says
+// only that it is over.
+func ended(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return wrap(err)
 }
 
 // Exec runs one statement outside any transaction, for maintenance and tests.

@@ -248,6 +248,26 @@ func TestWriteWaitsNoLongerThanItsContext(t *testing.T) {
 	wg.Wait()
 }
 
+// A transaction that the end of its context rolls back says so, not only that it is over.
+func TestContextEndsInATransaction(t *testing.T) {
+	both(t, func(t *testing.T, s *Store) {
+		for name, run := range map[string]func(context.Context, func(*Tx) error) error{"read": s.Read, "write": s.Write, "share": s.Share} {
+			ctx, cancel := context.WithCancel(t.Context())
+			err := run(ctx, func(tx *Tx) error {
+				cancel()
+				for { // until the rollback has been made
+					if _, _, err := tx.Revision(); err != nil {
+						return err
+					}
+				}
+			})
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+}
+
 func TestTokens(t *testing.T) {
 	both(t, func(t *testing.T, s *Store) {
 		err := s.Write(t.Context(), func(tx *Tx) error {
