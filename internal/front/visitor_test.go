@@ -60,7 +60,7 @@ func TestVisitorEndsWithItsConnection(t *testing.T) {
 			tt.close()
 			select {
 			case <-a.Done():
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Error("it does not end with its connection")
 			}
 		})

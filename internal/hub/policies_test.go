@@ -130,7 +130,7 @@ func TestChangeInvite(t *testing.T) {
 		}
 		select {
 		case <-told:
-		case <-time.After(5 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatal("the agent was not told")
 		}
 		_ = until

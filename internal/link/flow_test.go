@@ -250,7 +250,7 @@ func TestFlowEnds(t *testing.T) {
 			<-f.Done()
 			select {
 			case <-h.flows[0].Done():
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Error("the agent's side goes on")
 			}
 			if err := f.Send(nil); !errors.Is(err, net.ErrClosed) {
@@ -268,7 +268,7 @@ func TestFlowEnds(t *testing.T) {
 			_ = h.flows[0].Close()
 			select {
 			case <-f.Done():
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Error("the edge's side goes on")
 			}
 			if f.Refusal() != nil {

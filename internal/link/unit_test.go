@@ -237,7 +237,7 @@ func TestLaneUnclean(t *testing.T) {
 			}
 			select {
 			case <-gone:
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Fatal("the abort was not told")
 			}
 		})

@@ -276,12 +276,12 @@ func within(t *testing.T, d time.Duration, what string, f func()) {
 // eventually waits until ok returns true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}
 	}
-	t.Fatalf("%s did not happen within 5 s", what)
+	t.Fatalf("%s did not happen within 30 s", what)
 }
 
 // giveUpIdle closes all origin connections once nothing uses them.
