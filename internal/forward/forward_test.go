@@ -240,12 +240,16 @@ func TestReset(t *testing.T) {
 	if err := <-seen; err == nil {
 		t.Error("the origin took a reset for an end")
 	}
-	reset := newEdge(t, origin(t, func(c *net.TCPConn) { _ = c.SetLinger(0) }), nil)
+	reset := newEdge(t, origin(t, func(c *net.TCPConn) {
+		_, _ = c.Read(make([]byte, 1)) // before that it would refuse the connection
+		_ = c.SetLinger(0)
+	}), nil)
 	c, err = Dial(t.Context(), []*hubv1.ForwardEdge{reset.as("x")}, "ticket", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = c.Close() }()
+	_, _ = c.Write([]byte("x"))
 	if _, err := io.ReadAll(c); err == nil {
 		t.Error("a reset of the origin was taken for an end")
 	}

@@ -166,9 +166,10 @@ func TestHTTPFindings(t *testing.T) {
 		}, nil, []string{"error origin_rejects_websocket_origin"}, "visitor", "="},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			methods := make(chan string, 100)
 			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				methods <- r.Method
+				if r.Method != http.MethodGet {
+					t.Errorf("sent a %s", r.Method)
+				}
 				c.handler(w, r)
 			}))
 			defer s.Close()
@@ -184,12 +185,6 @@ func TestHTTPFindings(t *testing.T) {
 			}
 			if strings.Contains(x.String(), "secret") {
 				t.Errorf("a secret in %v", x)
-			}
-			close(methods)
-			for m := range methods {
-				if m != http.MethodGet {
-					t.Errorf("sent a %s", m)
-				}
 			}
 		})
 	}
