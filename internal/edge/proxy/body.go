@@ -71,10 +71,18 @@ type requestBody struct {
 	bytes    atomic.Int64
 	ended    atomic.Bool
 	brokenBy atomic.Pointer[error]
+	// reading is held by who reads.
+	reading chan struct{}
 }
 
+// lastRead is how long the end of an exchange waits for a read of the visitor's body. HTTP/1.1's
+// server breaks one off that it finds, and takes the body for a broken one then: it would close the
+// connection at once, and the reset for what comes after would overtake the answer. One that waits
+// for longer belongs to a visitor who sends nothing that could be answered so.
+const lastRead = 100 * time.Millisecond
+
 func newRequestBody(x *exchange, src io.ReadCloser) *requestBody {
-	b := &requestBody{src: src, x: x}
+	b := &requestBody{src: src, x: x, reading: make(chan struct{}, 1)}
 	b.stall.limit, b.stall.bite = x.p.cfg.BodyIdle, func() {
 		// An unblocked read is the point; a server without deadlines has its own limits.
 		_ = x.w.rc.SetReadDeadline(time.Now())
@@ -89,6 +97,8 @@ func (b *requestBody) watched() bool {
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
+	b.reading <- struct{}{}
+	defer func() { <-b.reading }()
 	if b.ended.Load() {
 		return 0, http.ErrBodyReadAfterClose
 	}
@@ -109,7 +119,19 @@ func (b *requestBody) Read(p []byte) (int, error) {
 
 func (b *requestBody) Close() error { return nil }
 
-func (b *requestBody) end() { b.ended.Store(true); b.stall.end() }
+func (b *requestBody) end() {
+	b.ended.Store(true)
+	if b.x.in.ProtoMajor == 1 {
+		t := time.NewTimer(lastRead)
+		select {
+		case b.reading <- struct{}{}:
+			<-b.reading
+		case <-t.C:
+		}
+		t.Stop()
+	}
+	b.stall.end()
+}
 
 // broken is the error that ended the body early, nil if none did.
 func (b *requestBody) broken() error {

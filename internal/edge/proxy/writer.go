@@ -48,6 +48,9 @@ func newWriter(x *exchange, w http.ResponseWriter) *writer {
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *writer) WriteHeader(status int) {
+	if status == http.StatusContinue && w.x.body != nil && w.x.in.ProtoMajor < 3 {
+		return // the visitor's server says so when the body is read, which may be now
+	}
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		if w.status == 0 {
 			w.status, w.headed = status, time.Now()
