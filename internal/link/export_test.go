@@ -41,6 +41,8 @@ func Steady(slow bool) Timing {
 	t.ping, t.dead, t.probe = time.Second, 4*time.Second, 3*time.Second
 	if slow {
 		t.dead, t.probe = 10*time.Second, 10*time.Second
+		// Lanes given up as they are made are made again, which makes all slower still.
+		t.dial = 20 * time.Second
 	}
 	t.laneWait, t.laneShrink = 20*time.Second, time.Minute
 	t.rawRate = 1 << 20

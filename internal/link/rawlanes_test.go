@@ -168,41 +168,32 @@ func TestRawLaneProof(t *testing.T) {
 	agent := linktest.NewAgent(t, edge, tok, echo, fastAgent)
 	r := edge.Replica(t)
 	roundTrip(t, r, auto)
-	// refused sends b and reports whether the edge closes the connection.
-	refused := func(t *testing.T, b []byte) bool {
+	knock := func(t *testing.T, b []byte) net.Conn {
 		t.Helper()
-		before := rawIdle(r)
 		c, err := net.Dial("tcp", edge.Addr.String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
+		t.Cleanup(func() { _ = c.Close() })
 		if _, err := c.Write(b); err != nil {
 			t.Fatal(err)
 		}
-		closed := make(chan bool, 1)
-		go func() {
-			_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
-			_, err := c.Read(make([]byte, 1))
-			closed <- errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
-		}()
-		for {
-			select {
-			case ok := <-closed:
-				return ok
-			case <-time.After(time.Millisecond):
-				if rawIdle(r) > before {
-					_ = c.Close()
-					return false
-				}
-			}
-		}
+		return c
 	}
 	good := agent.Preamble(1 << 40)
-	if refused(t, good) {
-		t.Fatal("a good preamble is refused")
-	}
+	before := rawIdle(r)
+	taken := knock(t, good)
+	eventually(t, "a good preamble is refused", func() bool { return rawIdle(r) == before+1 })
+	_ = taken.Close()
 	eventually(t, "the lane stays though its other end is closed", func() bool { return rawIdle(r) == 0 })
+	// refused reports whether the edge closes the connection that begins with b.
+	refused := func(t *testing.T, b []byte) bool {
+		t.Helper()
+		c := knock(t, b)
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		_, err := c.Read(make([]byte, 1))
+		return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
+	}
 	forged := agent.Preamble(1<<40 + 1)
 	forged[20] ^= 1
 	unknown := agent.Preamble(1<<40 + 2)
