@@ -13,6 +13,7 @@ import (
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/link/linktest"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 func onClear(t *hubv1.Tunnel, ports ...int) *hubv1.Tunnel {
@@ -53,7 +54,7 @@ func TestClearHTTP(t *testing.T) {
 	})}
 	go func() { _ = srv.Serve(web) }()
 	t.Cleanup(func() { _ = srv.Close() })
-	shared, own, raw := freePort(t), freePort(t), freePort(t)
+	shared, own, raw := freeport.One(t), freeport.One(t), freeport.One(t)
 	secret := onClear(named(newTunnel(tok, "secret", wirev1.Kind_KIND_HTTP, "http://o:1"), "secret.test"), shared, 80)
 	secret.Access.Mode = hubv1.Access_MODE_PROTECTED
 	a := onClear(named(newTunnel(tok, "a", wirev1.Kind_KIND_HTTP, "http://o:1"), "a.test"), shared, own, 80)

@@ -23,6 +23,7 @@ import (
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/link/linktest"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 func dialPort(t *testing.T, port int) *net.TCPConn {
@@ -66,8 +67,8 @@ func TestAllKinds(t *testing.T) {
 	})}
 	go func() { _ = srv.Serve(web) }()
 	t.Cleanup(func() { _ = srv.Close() })
-	port := freePort(t)
-	udpPort := freePort(t)
+	port := freeport.One(t)
+	udpPort := freeport.One(t)
 	hub := newHubFeed(credentialOf(tok),
 		tunnelOf(named(newTunnel(tok, "pass", wirev1.Kind_KIND_TLS, "tcp://o:1"), "p.test")),
 		tunnelOf(named(newTunnel(tok, "web", wirev1.Kind_KIND_HTTP, "http://o:1"), "*.q.test")),
@@ -174,7 +175,7 @@ func TestAllKinds(t *testing.T) {
 
 func TestChangesTouchNothingElse(t *testing.T) {
 	tok := linktest.NewToken(t)
-	port := freePort(t)
+	port := freeport.One(t)
 	hub := newHubFeed(credentialOf(tok), tunnelOf(onPort(newTunnel(tok, "a", wirev1.Kind_KIND_TCP, "tcp://o:1"), port)))
 	r := startEdge(t, hub, nil).ready()
 	startAgent(r, tok, link.CarrierQUIC, map[string]string{"a": echo(t)})
@@ -255,7 +256,7 @@ func TestPorts(t *testing.T) {
 		addr := echo(t)
 		for i := range 5 {
 			id := fmt.Sprint("t", i)
-			portOf[id] = freePort(t)
+			portOf[id] = freeport.One(t)
 			if i == 2 {
 				portOf[id] = taken.Addr().(*net.TCPAddr).Port
 			}
@@ -312,7 +313,7 @@ func TestPorts(t *testing.T) {
 func TestSilentOrigin(t *testing.T) {
 	t.Run("D03 an origin that never answers is given up within the limit", func(t *testing.T) {
 		tok := linktest.NewToken(t)
-		port := freePort(t)
+		port := freeport.One(t)
 		hub := newHubFeed(credentialOf(tok), tunnelOf(onPort(newTunnel(tok, "a", wirev1.Kind_KIND_TCP, "tcp://o:1"), port)))
 		r := startEdge(t, hub, func(c *Config) { c.DialTimeout = time.Millisecond }).ready()
 		startAgent(r, tok, link.CarrierQUIC, map[string]string{"a": silent})
@@ -333,7 +334,7 @@ func TestSilentOrigin(t *testing.T) {
 func TestOneBadResourceAffectsNoOther(t *testing.T) {
 	t.Run("invariant 5: the good tunnel serves beside every kind of bad one", func(t *testing.T) {
 		tok, ca := linktest.NewToken(t), newAuthority(t)
-		port := freePort(t)
+		port := freeport.One(t)
 		bad := []*hubv1.Resource{
 			{}, // of a kind that only a newer hub knows
 			tunnelOf(named(newTunnel(tok, "badhost", wirev1.Kind_KIND_HTTP, "http://o:1"), "..")),
@@ -387,7 +388,7 @@ func TestRename(t *testing.T) {
 
 func TestSessions(t *testing.T) {
 	tok, other := linktest.NewToken(t), linktest.NewToken(t)
-	port := freePort(t)
+	port := freeport.One(t)
 	hub := newHubFeed(credentialOf(tok), tunnelOf(onPort(newTunnel(tok, "a", wirev1.Kind_KIND_TCP, "tcp://o:1"), port)))
 	r := startEdge(t, hub, nil).ready()
 	t.Run("a token that is not known is refused", func(t *testing.T) {
@@ -407,7 +408,7 @@ func TestSessions(t *testing.T) {
 		if r.serves("a")() {
 			t.Error("another's tunnel is served")
 		}
-		late := freePort(t)
+		late := freeport.One(t)
 		hub.put(tunnelOf(onPort(newTunnel(other, "new", wirev1.Kind_KIND_TCP, "tcp://o:1"), late)))
 		eventually(t, "the new tunnel being served", r.serves("new"))
 		wantEcho(t, dialPort(t, late), "new")

@@ -15,6 +15,7 @@ import (
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/link/linktest"
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 // TestIdleOriginConnectionsGiveUpLanes has as many idle origin connections as the agent may have
@@ -32,7 +33,7 @@ func TestIdleOriginConnectionsGiveUpLanes(t *testing.T) {
 		fmt.Fprint(w, "fine")
 	}))
 	defer web.Close()
-	port := freePort(t)
+	port := freeport.One(t)
 	hub := newHubFeed(credentialOf(tok), ca.resource(t, "*.q.test"),
 		tunnelOf(named(newTunnel(tok, "web", wirev1.Kind_KIND_HTTP, "http://o:1"), "*.q.test")),
 		tunnelOf(onPort(newTunnel(tok, "tcp", wirev1.Kind_KIND_TCP, "tcp://o:1"), port)))

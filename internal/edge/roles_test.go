@@ -19,6 +19,7 @@ import (
 	"github.com/adit-dev/adit/internal/identity"
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/link/linktest"
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 // ask sends a request for host over a connection made for sni.
@@ -184,7 +185,7 @@ func TestTLSALPNChallenge(t *testing.T) {
 
 func TestOtherEdge(t *testing.T) {
 	tok := linktest.NewToken(t)
-	port := freePort(t)
+	port := freeport.One(t)
 	res := []*hubv1.Resource{credentialOf(tok), tunnelOf(onPort(newTunnel(tok, "a", wirev1.Kind_KIND_TCP, "tcp://o:1"), port))}
 	right := startEdge(t, newHubFeed(res...), nil).ready()
 	self, err := identity.NewNodeKey()
@@ -231,7 +232,7 @@ func TestOtherEdge(t *testing.T) {
 
 func TestDrain(t *testing.T) {
 	tok := linktest.NewToken(t)
-	port := freePort(t)
+	port := freeport.One(t)
 	hub := newHubFeed(credentialOf(tok), tunnelOf(onPort(newTunnel(tok, "a", wirev1.Kind_KIND_TCP, "tcp://o:1"), port)))
 	r := startEdge(t, hub, nil).ready()
 	startAgent(r, tok, link.CarrierQUIC, map[string]string{"a": echo(t)})

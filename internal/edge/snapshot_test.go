@@ -14,11 +14,12 @@ import (
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/link/linktest"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 func TestHubAway(t *testing.T) {
 	tok := linktest.NewToken(t)
-	port := freePort(t)
+	port := freeport.One(t)
 	path, secret := snapshotAt(t)
 	key, err := identity.NewNodeKey()
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/link/linktest"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 func TestTrafficReports(t *testing.T) {
@@ -67,7 +68,7 @@ func (f *hubFeed) sum(t *testing.T, what string, ok func(map[string]*hubv1.Traff
 
 func TestTrafficOfTunnels(t *testing.T) {
 	tok, ca := linktest.NewToken(t), newAuthority(t)
-	port := freePort(t)
+	port := freeport.One(t)
 	hub := newHubFeed(credentialOf(tok),
 		tunnelOf(named(newTunnel(tok, "web", wirev1.Kind_KIND_HTTP, "http://o:1"), "app.test")),
 		tunnelOf(named(newTunnel(tok, "gone", wirev1.Kind_KIND_HTTP, "http://o:1"), "gone.test")),

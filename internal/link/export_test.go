@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net/netip"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -48,6 +49,9 @@ func Steady(slow bool) Timing {
 	t.rawRate = 1 << 20
 	return t
 }
+
+// Enter counts a connection of remote as one that has not proven itself.
+func (a *Acceptor) Enter(remote netip.AddrPort) (leave func(), ok bool) { return a.enter(remote) }
 
 // SetRawRate sets how many raw lanes may be used in a second.
 func (t *timing) SetRawRate(n int) { t.rawRate = n }

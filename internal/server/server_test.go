@@ -23,6 +23,7 @@ import (
 	"github.com/adit-dev/adit/internal/config"
 	"github.com/adit-dev/adit/internal/server"
 	"github.com/adit-dev/adit/internal/telemetry"
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -172,7 +173,8 @@ func TestBusyPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tcp.Close()
-	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+	// Its number is nobody's for TCP either.
+	udp, err := net.ListenPacket("udp", net.JoinHostPort("127.0.0.1", strconv.Itoa(freeport.One(t))))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/adit-dev/adit/test/bench/load"
 	"github.com/adit-dev/adit/test/bench/report"
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -36,7 +37,7 @@ func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []
 	agent := stack.AgentConfig{Args: append([]string{"--log-level", "warn"}, agentArgs...), Wrap: s.wrap, Unready: s.remote()}
 	if s.remote() {
 		// On every address: the commands of the CLI come over loopback.
-		port := stack.FreePort(t)
+		port := freeport.One(t)
 		cfg.HTTPS, cfg.Domain = net.JoinHostPort("0.0.0.0", strconv.Itoa(port)), remoteDomain
 		cfg.Args = append(cfg.Args, "--advertise", s.at(port))
 		// The name of the hub has no resolver there.
@@ -46,7 +47,7 @@ func adit(t *testing.T, s site, o origin, policy string, agentArgs ...string) []
 		cfg.Args, agent.Args = append(cfg.Args, "--pprof"), append(agent.Args, "--pprof")
 	}
 	server := stack.StartServer(t, cfg)
-	tcp, udp, plain := stack.FreePort(t), stack.FreePort(t), stack.FreePort(t)
+	tcp, udp, plain := freeport.One(t), freeport.One(t), freeport.One(t)
 	grants := []string{"--tcp-port", strconv.Itoa(tcp), "--tcp-port", strconv.Itoa(plain), "--udp-port", strconv.Itoa(udp)}
 	labels := []string{fmt.Sprintf("tcp:%d", tcp), fmt.Sprintf("udp:%d", udp)}
 	others := policy

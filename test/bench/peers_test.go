@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/adit-dev/adit/test/bench/report"
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -60,8 +61,8 @@ func frp(t *testing.T, s site, o origin, name string) []*target {
 	frps, frpc := peer(t, "frps", "github.com/fatedier/frp/cmd/frps"), peer(t, "frpc", "github.com/fatedier/frp/cmd/frpc")
 	dir := t.TempDir()
 	mode := frpModes[name]
-	bind, quic := stack.FreePort(t), stack.FreePort(t)
-	tcp, udp, web, webTLS, plain := stack.FreePort(t), stack.FreePort(t), stack.FreePort(t), stack.FreePort(t), stack.FreePort(t)
+	bind, quic := freeport.One(t), freeport.One(t)
+	tcp, udp, web, webTLS, plain := freeport.One(t), freeport.One(t), freeport.One(t), freeport.One(t), freeport.One(t)
 	write(t, filepath.Join(dir, "frps.toml"), fmt.Sprintf(`
 bindAddr = %q
 proxyBindAddr = %q
@@ -115,7 +116,7 @@ transport.maxPoolCount = 200
 func chisel(t *testing.T, s site, o origin) *target {
 	t.Helper()
 	bin := peer(t, "chisel", "github.com/jpillora/chisel")
-	port, tcp, udp := stack.FreePort(t), stack.FreePort(t), stack.FreePort(t)
+	port, tcp, udp := freeport.One(t), freeport.One(t), freeport.One(t)
 	server := stack.Start(t, stack.Command{Name: "chisel server", Path: bin,
 		Args: []string{"server", "--host", s.near, "--port", strconv.Itoa(port), "--reverse"}})
 	waitListening(t, s.at(port))
@@ -150,7 +151,7 @@ func haproxy(t *testing.T, o origin, h hops) []*target {
 	}
 	dir := t.TempDir()
 	start := func(name, bind, to, server string) (*stack.Process, string) {
-		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(stack.FreePort(t)))
+		at := net.JoinHostPort("127.0.0.1", strconv.Itoa(freeport.One(t)))
 		file := filepath.Join(dir, name+".cfg")
 		write(t, file, fmt.Sprintf(`
 global

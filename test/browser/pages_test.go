@@ -12,6 +12,7 @@ import (
 
 	"github.com/chromedp/chromedp/kb"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/provider"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -252,7 +253,7 @@ func TestPages(t *testing.T) {
 
 // TestProvider: people sign in with a real OpenID Connect provider, which sends them to itself and back.
 func TestProvider(t *testing.T) {
-	https := fmt.Sprintf("127.0.0.1:%d", stack.FreePort(t))
+	https := fmt.Sprintf("127.0.0.1:%d", freeport.One(t))
 	base := "https://hub.localhost" + https[strings.LastIndex(https, ":"):]
 	issuer := provider.Start(t, base+"/auth/oidc/oidc/callback", provider.User("a", "ann", "ann@example.com", true))
 	u, _ := url.Parse(issuer)

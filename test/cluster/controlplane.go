@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 )
 
@@ -157,11 +158,8 @@ func ControlPlane(t testing.TB) *Control {
 	}
 	c := &Control{}
 	c.dir, c.addr = dir, "127.0.0.1"
-	ports, err := freePorts(3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.port, c.etcd = ports[0], [2]int{ports[1], ports[2]}
+	c.port = freeport.Run(t, 3)
+	c.etcd = [2]int{c.port + 1, c.port + 2}
 	c.Tools = Tools{t, &c.controlPlane}
 	t.Cleanup(func() {
 		c.end()
@@ -174,19 +172,6 @@ func ControlPlane(t testing.TB) *Control {
 		t.Fatal(err)
 	}
 	return c
-}
-
-// freePorts are some of loopback that nobody has now.
-func freePorts(n int) (out []int, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = l.Close() }()
-		out = append(out, l.Addr().(*net.TCPAddr).Port)
-	}
-	return out, nil
 }
 
 // Need skips the test where this machine cannot run Kubernetes, and builds it where it can; nodes

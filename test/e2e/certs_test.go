@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -23,7 +24,7 @@ func pebble(t *testing.T, https, plain string) (flags []string, roots func() *x5
 	t.Helper()
 	progs := need.Program(t, "pebble", "pebble-challtestsrv")
 	cert, key := selfSigned(t, "127.0.0.1", "localhost")
-	acme, manage, dns := loopback(stack.FreePort(t)), loopback(stack.FreePort(t)), loopback(stack.FreePort(t))
+	acme, manage, dns := loopback(freeport.One(t)), loopback(freeport.One(t)), loopback(freeport.One(t))
 	conf := map[string]any{"pebble": map[string]any{
 		"listenAddress": acme, "managementListenAddress": manage, "certificate": cert, "privateKey": key,
 		"httpPort": portOf(plain), "tlsPort": portOf(https), "ocspResponderURL": "", "externalAccountBindingRequired": false,
@@ -36,7 +37,7 @@ func pebble(t *testing.T, https, plain string) (flags []string, roots func() *x5
 	file := filepath.Join(t.TempDir(), "pebble.json")
 	writeFile(t, file, string(text))
 	stack.Start(t, stack.Command{Name: "pebble-challtestsrv", Path: progs[1], Args: []string{"-dnsserver", dns, "-defaultIPv4", "127.0.0.1",
-		"-defaultIPv6", "", "-http01", "", "-https01", "", "-tlsalpn01", "", "-doh", "", "-management", loopback(stack.FreePort(t))}})
+		"-defaultIPv6", "", "-http01", "", "-https01", "", "-tlsalpn01", "", "-doh", "", "-management", loopback(freeport.One(t))}})
 	stack.Start(t, stack.Command{Name: "pebble", Path: progs[0], Args: []string{"-config", file, "-dnsserver", dns},
 		Env: []string{"PEBBLE_VA_NOSLEEP=1", "PEBBLE_WFE_NONCEREJECT=0"}}).WaitLog(15*time.Second, "ACME directory available")
 	roots = func() *x509.CertPool {
@@ -78,7 +79,7 @@ func handshake(addr, name string, roots *x509.CertPool) (*x509.Certificate, erro
 func TestACME(t *testing.T) {
 	for name, off := range map[string]string{"by TLS-ALPN-01 on 443": "http", "by HTTP-01 on 80": "tls"} {
 		t.Run(name, func(t *testing.T) {
-			https, plain := loopback(stack.FreePort(t)), loopback(stack.FreePort(t))
+			https, plain := loopback(freeport.One(t)), loopback(freeport.One(t))
 			// The challenge that is not meant fails: its port leads nowhere.
 			validate := map[string]string{"http": plain, "tls": https}
 			validate[off] = loopback(1)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -24,7 +25,7 @@ type home struct {
 
 func newHome(t *testing.T, host string, c stack.ServerConfig) *home {
 	t.Helper()
-	h := &home{Server: stack.StartServer(t, c), host: host, port: stack.FreePort(t)}
+	h := &home{Server: stack.StartServer(t, c), host: host, port: freeport.One(t)}
 	h.invite = h.Invite("home", "--hostname", host, "--tcp-port", fmt.Sprint(h.port))
 	h.cfg = stack.AgentConfig{
 		Services: []stack.Service{stack.HTTP(host, "http://"+serveHTTP(t, app(), false))},

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -35,7 +36,7 @@ func TestClearHTTP(t *testing.T) {
 	origin := serveHTTP(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%s by %s", r.Host, r.Header.Get("X-Forwarded-Proto"))
 	}), false)
-	shared, foreign := stack.FreePort(t), stack.FreePort(t)
+	shared, foreign := freeport.One(t), freeport.One(t)
 	s := stack.StartServer(t, stack.ServerConfig{})
 	invite := s.Invite("home", "--hostname", "*.localhost", "--tcp-port", fmt.Sprint(shared))
 	web := func(name string) stack.Service { return stack.HTTP(name+".localhost", "http://"+origin) }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -33,7 +34,7 @@ func TestDemoOnce(t *testing.T) {
 
 func TestDemo(t *testing.T) {
 	need.Program(t, "curl", "bash")
-	https, plain, echo := stack.FreePort(t), stack.FreePort(t), stack.FreePort(t)
+	https, plain, echo := freeport.One(t), freeport.One(t), freeport.One(t)
 	p := stack.Start(t, stack.Command{Name: "demo", Args: []string{"demo", "--listen-https", loopback(https),
 		"--listen-http", loopback(plain), "--echo-port", fmt.Sprint(echo)}})
 	p.WaitLog(20*time.Second, fmt.Sprint("https://hello.localhost:", https), fmt.Sprint("https://secure.localhost:", https), "--cacert")
@@ -56,7 +57,7 @@ func TestDemo(t *testing.T) {
 		t.Error(err)
 	}
 	t.Run("D14 a busy port names the flag", func(t *testing.T) {
-		r := stack.Run(t, nil, "demo", "--listen-https", loopback(https), "--listen-http", loopback(stack.FreePort(t)))
+		r := stack.Run(t, nil, "demo", "--listen-https", loopback(https), "--listen-http", loopback(freeport.One(t)))
 		if r.Code != 1 || !strings.Contains(r.Stderr, "--listen-https") {
 			t.Errorf("%+v", r)
 		}
@@ -68,9 +69,9 @@ func TestDemo(t *testing.T) {
 }
 
 func TestDemoOrigin(t *testing.T) {
-	https := stack.FreePort(t)
+	https := freeport.One(t)
 	p := stack.Start(t, stack.Command{Name: "demo", Args: []string{"demo", "http://" + serveHTTP(t, named("mine"), false),
-		"--listen-https", loopback(https), "--listen-http", loopback(stack.FreePort(t)), "--data-dir", t.TempDir()}})
+		"--listen-https", loopback(https), "--listen-http", loopback(freeport.One(t)), "--data-dir", t.TempDir()}})
 	p.WaitLog(20*time.Second, fmt.Sprint("https://app.localhost:", https))
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/netlab"
 	"github.com/adit-dev/adit/test/stack"
@@ -97,9 +98,9 @@ func TestDocker(t *testing.T) {
 		}
 	})
 	s := stack.StartServer(t, stack.ServerConfig{})
-	port := stack.FreePort(t)
+	port := freeport.One(t)
 	inv := s.Invite("home", "--hostname", "*.localhost", "--tcp-port", fmt.Sprint(port))
-	published := stack.FreePort(t)
+	published := freeport.One(t)
 	d.run("shop", "-p", fmt.Sprintf("127.0.0.1:%d:8080", published), "-l", "com.docker.compose.project=corner", "-l", "com.docker.compose.service=till")
 	d.run("inner", "--expose", "8080")
 	d.run("secret", "--expose", "8080", "-l", "adit.dev/expose=denied")

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -20,7 +21,7 @@ import (
 // startForward runs `adit forward` and returns where it listens.
 func startForward(t *testing.T, s *stack.Server, args ...string) (*stack.Process, string) {
 	t.Helper()
-	at := loopback(stack.FreePort(t))
+	at := loopback(freeport.One(t))
 	p := stack.Start(t, stack.Command{Name: "forward", Grace: 5 * time.Second,
 		Args: append([]string{"forward", "--data-dir", s.Dir, "--listen", at}, args...)})
 	p.WaitLog(20*time.Second, at+" -> ")
@@ -34,7 +35,7 @@ func TestForward(t *testing.T) {
 	web := serveHTTP(t, named("behind"), false)
 	echo := strings.TrimPrefix(tcpEcho(t), "tcp://")
 	other := strings.TrimPrefix(tcpEcho(t), "tcp://")
-	ssh := stack.FreePort(t)
+	ssh := freeport.One(t)
 	a := stack.StartAgent(t, inv.File, stack.AgentConfig{
 		Services: []stack.Service{stack.HTTP("app.localhost", "http://"+web)},
 		Args:     []string{"--allow-forward", web + "," + echo + ",169.254.0.0/16,localhost," + loopback(ssh)},
@@ -213,7 +214,7 @@ func TestForwardByKey(t *testing.T) {
 		s.CLI("key", "create", strings.ReplaceAll(scope, ":", "-"), "--user", "bob", "--scope", scope).JSON(t, &k)
 		return []string{"ADIT_API_KEY=" + k.Token, "ADIT_SERVER_URL=" + s.URL("hub.localhost", ""), "ADIT_CA_FILE=" + s.CAFile()}
 	}
-	at := loopback(stack.FreePort(t))
+	at := loopback(freeport.One(t))
 	if r := stack.Run(t, key("tunnels:read"), "forward", "home", web, "--listen", at, "-o", "json"); r.Code == 0 || !strings.Contains(r.Stderr, "access_denied") {
 		t.Errorf("a key without the scope: %s%s", r.Stdout, r.Stderr)
 	}

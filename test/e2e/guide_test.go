@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -115,7 +116,7 @@ func TestGuideBehindNginx(t *testing.T) {
 	if v, _ := exec.Command(path, "-V").CombinedOutput(); module == "" && !regexp.MustCompile(`--with-stream( |$)`).Match(v) {
 		need.Skip(t, "needs nginx's stream module")
 	}
-	front, behind := stack.FreePort(t), stack.FreePort(t)
+	front, behind := freeport.One(t), freeport.One(t)
 	ports := strings.NewReplacer("0.0.0.0:443", loopback(front), "0.0.0.0:8443", loopback(behind), "127.0.0.1:8443", loopback(behind),
 		"hub.example.com:443,hub.example.com:8443", fmt.Sprint("hub.localhost:", front), "domain: example.com", "domain: localhost", "acme-email: admin@example.com\n", "")
 	dir := t.TempDir()

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -17,7 +18,7 @@ import (
 func TestHubAway(t *testing.T) {
 	hub := stack.StartServer(t, stack.ServerConfig{Roles: "hub"})
 	edge := hub.StartEdge(stack.ServerConfig{})
-	port := stack.FreePort(t)
+	port := freeport.One(t)
 	inv := hub.Invite("away", "--hostname", "away.localhost", "--hostname", "new.localhost", "--tcp-port", fmt.Sprint(port))
 	cfg := stack.AgentConfig{
 		Services: []stack.Service{stack.HTTP("away.localhost", "http://"+serveHTTP(t, named("home"), false))},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/postgres"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -21,7 +22,7 @@ import (
 // startHub starts a hub of a shared database, with an edge of its own.
 func startHub(t *testing.T, database, secret string, args ...string) *stack.Server {
 	t.Helper()
-	https := fmt.Sprintf("127.0.0.1:%d", stack.FreePort(t))
+	https := fmt.Sprintf("127.0.0.1:%d", freeport.One(t))
 	return stack.StartServer(t, stack.ServerConfig{
 		HTTPS: https, Args: append([]string{"--advertise", https, "--secret-key-file", secret}, args...),
 		Env: []string{"ADIT_DATABASE_URL=" + database},

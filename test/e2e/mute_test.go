@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -89,7 +90,7 @@ func (p *muteProxy) mute() {
 // TestMutedHolder has everything of a holder dropped on the way: it lives, and nobody hears it.
 func TestMutedHolder(t *testing.T) {
 	t.Parallel()
-	https := net.JoinHostPort("127.0.0.1", fmt.Sprint(stack.FreePort(t)))
+	https := net.JoinHostPort("127.0.0.1", fmt.Sprint(freeport.One(t)))
 	p := newMuteProxy(t, https)
 	l := newLease(t, stack.ServerConfig{HTTPS: https, Args: []string{"--advertise", p.addr}})
 	first := l.agent(t, "--carriers", "tls")

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -48,7 +49,7 @@ http {
 
 func TestNginxOrigin(t *testing.T) {
 	need.Program(t, "nginx")
-	port, proxyPort := stack.FreePort(t), stack.FreePort(t)
+	port, proxyPort := freeport.One(t), freeport.One(t)
 	page := strings.Repeat("nginx behind Adit. ", 4096)
 	nginx(t, fmt.Sprintf(`
   server {

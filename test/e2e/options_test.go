@@ -15,6 +15,7 @@ import (
 
 	"github.com/pires/go-proxyproto"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -195,7 +196,7 @@ func TestOptionMatrix(t *testing.T) {
 		}
 		all = append(all, option{kind: kind, access: "protected"})
 	}
-	first := stack.FreePorts(t, len(all))
+	first := freeport.Run(t, len(all))
 	var cfg stack.AgentConfig
 	for i := range all {
 		o := &all[i]

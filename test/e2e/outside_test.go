@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -18,7 +19,7 @@ import (
 // TestMetricNames: dashboards and alerts rest on these names and labels.
 func TestMetricNames(t *testing.T) {
 	s := stack.StartServer(t, stack.ServerConfig{})
-	port := stack.FreePort(t)
+	port := freeport.One(t)
 	inv := s.Invite("metrics", "--hostname", "*.m.localhost", "--udp-port", fmt.Sprint(port))
 	a := stack.StartAgent(t, inv.File, stack.AgentConfig{
 		Services: []stack.Service{

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -63,7 +64,7 @@ func writePEM(t *testing.T, path, kind string, der []byte) {
 func TestOpenSSLPassthrough(t *testing.T) {
 	openssl := need.Program(t, "openssl")[0]
 	cert, key := selfSigned(t, "p.example.test", "q.example.test")
-	addr := loopback(stack.FreePort(t))
+	addr := loopback(freeport.One(t))
 	origin := stack.Start(t, stack.Command{Name: "s_server", Path: openssl,
 		Args: []string{"s_server", "-accept", addr, "-cert", cert, "-key", key, "-www", "-alpn", "http/1.1"}})
 	origin.WaitLog(10*time.Second, "ACCEPT")
@@ -128,7 +129,7 @@ func TestOpenSSLPassthrough(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "blob"), want, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		fileAddr := loopback(stack.FreePort(t))
+		fileAddr := loopback(freeport.One(t))
 		stack.Start(t, stack.Command{Name: "s_server -HTTP", Path: openssl, Dir: dir,
 			Args: []string{"s_server", "-accept", fileAddr, "-cert", pcert, "-key", pkey, "-WWW"}}).WaitLog(10*time.Second, "ACCEPT")
 		inv := r.Invite("files", "--hostname", "files.example.test")

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -71,7 +72,7 @@ func TestPreflight(t *testing.T) {
 	t.Run("nginx", func(t *testing.T) {
 		need.Program(t, "nginx")
 		cert, key := selfSigned(t, "nginx.internal")
-		ports := stack.FreePorts(t, 3)
+		ports := freeport.Run(t, 3)
 		nginx(t, fmt.Sprintf(`
   server { listen 127.0.0.1:%[1]d ssl; server_name nginx.internal; ssl_certificate %[4]s; ssl_certificate_key %[5]s; location / { return 200 "hello"; } }
   server { listen 127.0.0.1:%[2]d default_server; return 444; }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -55,7 +56,7 @@ func TestRefusals(t *testing.T) {
 		}
 	})
 	t.Run("a port that another tenant holds", func(t *testing.T) {
-		port := fmt.Sprint(stack.FreePort(t))
+		port := fmt.Sprint(freeport.One(t))
 		s.Invite("port-holder", "--tcp-port", port)
 		message, code, _ := s.CLI("invite", "create", "--name", "port-second", "--tcp-port", port).Problem(t)
 		if code != "port_conflict" || !strings.Contains(message, "port-holder") {
@@ -63,7 +64,7 @@ func TestRefusals(t *testing.T) {
 		}
 	})
 	t.Run("D13 a port that another program has leaves the others serving", func(t *testing.T) {
-		ports := stack.FreePorts(t, 5)
+		ports := freeport.Run(t, 5)
 		taken, err := net.Listen("tcp", loopback(ports+2))
 		if err != nil {
 			t.Fatal(err)
@@ -182,7 +183,7 @@ func TestBusyPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer udp.Close()
-	free := func() string { return loopback(stack.FreePort(t)) }
+	free := func() string { return loopback(freeport.One(t)) }
 	for name, c := range map[string]struct{ flag, https, http, admin string }{
 		"D14 https over TCP": {"--listen-https", tcp.Addr().String(), free(), free()},
 		"D14 https over UDP": {"--listen-https", udp.LocalAddr().String(), free(), free()},

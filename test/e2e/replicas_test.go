@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/stack"
 )
 
@@ -42,7 +43,7 @@ func named(name string) http.Handler {
 
 func newPair(t *testing.T, args ...string) *pair {
 	t.Helper()
-	p := &pair{Server: stack.StartServer(t, stack.ServerConfig{Args: []string{"--drain-timeout", "5s"}}), tcp: stack.FreePort(t)}
+	p := &pair{Server: stack.StartServer(t, stack.ServerConfig{Args: []string{"--drain-timeout", "5s"}}), tcp: freeport.One(t)}
 	p.invite = p.Invite("pair", "--hostname", "two.localhost", "--tcp-port", fmt.Sprint(p.tcp))
 	echo := tcpEcho(t)
 	for i := range p.agents {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/netlab"
 	"github.com/adit-dev/adit/test/netlab/netem"
 	"github.com/adit-dev/adit/test/stack"
@@ -68,13 +69,13 @@ func TestSilentPath(t *testing.T) {
 // vanish runs where the visitors are, and one end of the path.
 func vanish(t *testing.T, far netlab.End, carrier string) {
 	at := func(port int) string { return net.JoinHostPort(netlab.AddrA, fmt.Sprint(port)) }
-	https := stack.FreePort(t)
+	https := freeport.One(t)
 	s := stack.StartServer(t, stack.ServerConfig{HTTPS: net.JoinHostPort("0.0.0.0", fmt.Sprint(https)), Domain: "far.example", Args: []string{"--advertise", at(https), "--drain-timeout", "1s"}})
 	kinds := []string{"quiet", "download", "upload"}
 	ports := map[string]int{}
 	cfg := stack.AgentConfig{Wrap: far.Exec(), Unready: true, Args: []string{"--carriers", carrier, "--server-url", "https://" + at(https), "--grace-period", "1s"}}
 	for _, kind := range kinds {
-		ports[kind] = stack.FreePort(t)
+		ports[kind] = freeport.One(t)
 		cfg.TCP = append(cfg.TCP, stack.Port(kind, ports[kind], endlessOrigin(t)).With("carrier_policy", "throughput"))
 	}
 	inv := s.Invite("far", grants(cfg)...)

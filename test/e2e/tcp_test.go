@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -66,7 +67,7 @@ func TestSSH(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	origin, public := stack.FreePort(t), stack.FreePort(t)
+	origin, public := freeport.One(t), freeport.One(t)
 	flags := sshd(t, origin)
 	newRig(t, stack.AgentConfig{TCP: []stack.Service{stack.Port("ssh", public, loopback(origin))}})
 
@@ -126,7 +127,7 @@ func TestTCP(t *testing.T) {
 			}()
 		}
 	}()
-	late, echo, first := stack.FreePort(t), stack.FreePort(t), stack.FreePort(t)
+	late, echo, first := freeport.One(t), freeport.One(t), freeport.One(t)
 	speaks := listen(t)
 	go func() {
 		for {
@@ -214,7 +215,7 @@ func bothWays(t *testing.T, addr string, size int64) {
 // TestIperf3 runs iperf3 through tunnels in both its modes; its UDP mode needs the same port as its TCP control.
 func TestIperf3(t *testing.T) {
 	iperf3 := need.Program(t, "iperf3")[0]
-	origin, public := stack.FreePort(t), stack.FreePort(t)
+	origin, public := freeport.One(t), freeport.One(t)
 	stack.Start(t, stack.Command{Name: "iperf3 -s", Path: iperf3, Args: []string{"-s", "-B", "127.0.0.1", "-p", fmt.Sprint(origin), "--forceflush"}}).
 		WaitLog(10*time.Second, "Server listening")
 	newRig(t, stack.AgentConfig{

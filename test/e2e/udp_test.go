@@ -6,13 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/stack"
 )
 
 func TestUDP(t *testing.T) {
 	echo := udpEcho(t)
-	port := stack.FreePort(t)
-	first := stack.FreePorts(t, 4)
+	port := freeport.One(t)
+	first := freeport.Run(t, 4)
 	cfg := stack.AgentConfig{UDP: []stack.Service{stack.Port("echo", port, echo)}}
 	s := stack.StartServer(t, stack.ServerConfig{})
 	inv := s.Invite("udp", "--udp-port", fmt.Sprint(port), "--udp-port", fmt.Sprintf("%d-%d", first, first+3))

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -20,7 +21,7 @@ func TestFlows(t *testing.T) {
 	}
 	_, udp := startOrigin(t)
 	s := stack.StartServer(t, stack.ServerConfig{Args: []string{"--log-level", "warn"}})
-	port := stack.FreePort(t)
+	port := freeport.One(t)
 	inv := s.Invite("flows", "--udp-port", fmt.Sprint(port))
 	a := stack.StartAgent(t, inv.File, stack.AgentConfig{Args: []string{"--log-level", "warn"},
 		UDP: []stack.Service{stack.Port("flows", port, udp)}})

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/adit-dev/adit/test/bench/load"
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 	"github.com/adit-dev/adit/test/stack"
 )
@@ -100,7 +101,7 @@ func newRig(t *testing.T, c carriage, n int) rig {
 	origin, _ := startOrigin(t)
 	s := stack.StartServer(t, stack.ServerConfig{Args: []string{"--log-level", "warn",
 		"--max-connections-per-address", "15000", "--max-connections-per-tunnel", "15000"}})
-	port := stack.FreePort(t)
+	port := freeport.One(t)
 	inv := s.Invite("scale", "--tcp-port", fmt.Sprint(port))
 	r := rig{Server: s, dial: load.TCP(fmt.Sprintf("127.0.0.1:%d", port))}
 	for range max(1, (n+c.perAgent-1)/c.perAgent) {

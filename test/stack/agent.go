@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 // Service is one entry of an agent's three lists, in the words of the lists.
@@ -59,7 +61,7 @@ type Agent struct {
 // StartAgent starts an agent with a token file and waits until it has a session.
 func StartAgent(t testing.TB, tokenFile string, c AgentConfig) *Agent {
 	t.Helper()
-	a := &Agent{t: t, Health: net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))}
+	a := &Agent{t: t, Health: net.JoinHostPort("127.0.0.1", fmt.Sprint(freeport.One(t)))}
 	args := []string{"agent", "--token-file", tokenFile, "--health-addr", a.Health,
 		"--log-format", "json", "--log-level", "debug"}
 	for flag, list := range map[string][]Service{"--services": c.Services, "--tcp-services": c.TCP, "--udp-services": c.UDP} {

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 // Domain is the base domain of every test server: names below it need no resolver.
@@ -63,12 +65,12 @@ func StartServer(t testing.TB, c ServerConfig) *Server {
 	}
 	s.HTTPS, s.HTTP = c.HTTPS, c.HTTP
 	if s.HTTPS == "" {
-		s.HTTPS = net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))
+		s.HTTPS = net.JoinHostPort("127.0.0.1", fmt.Sprint(freeport.One(t)))
 	}
 	if s.HTTP == "" {
-		s.HTTP = net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))
+		s.HTTP = net.JoinHostPort("127.0.0.1", fmt.Sprint(freeport.One(t)))
 	}
-	s.Admin = net.JoinHostPort("127.0.0.1", fmt.Sprint(FreePort(t)))
+	s.Admin = net.JoinHostPort("127.0.0.1", fmt.Sprint(freeport.One(t)))
 	s.args = []string{"server", "--data-dir", s.Dir, "--listen-https", s.HTTPS, "--listen-http", s.HTTP,
 		"--listen-admin", s.Admin, "--log-format", "json", "--log-level", "debug"}
 	advertise := cmp.Or(c.Advertise, s.HTTPS)

@@ -1,9 +1,6 @@
 package stack
 
 import (
-	"math/rand/v2"
-	"net"
-	"strconv"
 	"testing"
 	"time"
 )
@@ -34,40 +31,4 @@ func Always(t testing.TB, length time.Duration, condition func() error) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// FreePort returns a port that is free for TCP and UDP on loopback. It is taken from below the
-// kernel's range for outgoing connections, so that nothing else is given it meanwhile.
-func FreePort(t testing.TB) int { return FreePorts(t, 1) }
-
-// FreePorts returns the first of n adjoining free ports.
-func FreePorts(t testing.TB, n int) int {
-	t.Helper()
-search:
-	for range 200 {
-		first := 10000 + rand.IntN(20000)
-		for p := first; p < first+n; p++ {
-			if !free(p) {
-				continue search
-			}
-		}
-		return first
-	}
-	t.Fatal("no free port found")
-	return 0
-}
-
-func free(port int) bool {
-	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return false
-	}
-	l.Close()
-	c, err := net.ListenPacket("udp", addr)
-	if err != nil {
-		return false
-	}
-	c.Close()
-	return true
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/adit-dev/adit/internal/link"
 	"github.com/adit-dev/adit/internal/link/linktest"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 // originHandler carries flows to a UDP origin, a socket each.
@@ -99,7 +100,7 @@ func TestOverSessions(t *testing.T) {
 			agent := linktest.NewAgent(t, edge, tok, h, only)
 			first := edge.Replica(t)
 			b := start(t, nil, dial.Replica(first))
-			port := freePorts(t, 1)
+			port := uint32(freeport.Run(t, 1))
 			b.mustSet(t, testTunnel("t1", port, 1))
 			c := visit(t, "127.0.0.1", port)
 			for _, n := range []int{1, 1200, 1472, 8000, 65507} {

@@ -154,38 +154,6 @@ func (b *bench) drops(why string) float64 {
 	return testutil.ToFloat64(b.metrics.dropped.WithLabelValues(why))
 }
 
-// freePorts finds n consecutive free UDP ports.
-func freePorts(t *testing.T, n int) uint32 {
-	t.Helper()
-next:
-	for range 100 {
-		var held []*net.UDPConn
-		free := func() {
-			for _, c := range held {
-				_ = c.Close()
-			}
-		}
-		c, err := net.ListenUDP("udp4", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, c)
-		first := c.LocalAddr().(*net.UDPAddr).Port
-		for i := 1; i < n; i++ {
-			c, err := net.ListenUDP("udp4", &net.UDPAddr{Port: first + i})
-			if err != nil {
-				free()
-				continue next
-			}
-			held = append(held, c)
-		}
-		free()
-		return uint32(first)
-	}
-	t.Fatal("no free ports")
-	return 0
-}
-
 func testTunnel(id string, first uint32, n int) *hubv1.Tunnel {
 	t := &hubv1.Tunnel{
 		Id: id, Name: id, Kind: wirev1.Kind_KIND_UDP, Port: first,

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/net/ipv4"
 
+	"github.com/adit-dev/adit/test/freeport"
 	"github.com/adit-dev/adit/test/need"
 )
 
@@ -31,7 +32,7 @@ func TestSpoofedSources(t *testing.T) {
 	}
 	r := &replica{id: "A"}
 	b := start(t, nil, r)
-	port := freePorts(t, 1)
+	port := uint32(freeport.Run(t, 1))
 	b.mustSet(t, testTunnel("t1", port, 1))
 	c := visit(t, "127.0.0.1", port)
 	alive := func(when string) {

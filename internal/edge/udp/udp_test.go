@@ -14,12 +14,13 @@ import (
 	hubv1 "github.com/adit-dev/adit/api/hub/v1"
 	wirev1 "github.com/adit-dev/adit/api/wire/v1"
 	"github.com/adit-dev/adit/internal/reason"
+	"github.com/adit-dev/adit/test/freeport"
 )
 
 func TestExchange(t *testing.T) {
 	r := &replica{id: "A"}
 	b := start(t, nil, r)
-	port := freePorts(t, 1)
+	port := uint32(freeport.Run(t, 1))
 	b.mustSet(t, testTunnel("t1", port, 1))
 	c := visit(t, "127.0.0.1", port)
 	for _, n := range []int{0, 1, 1200, 1472, 8000, 65506} {
@@ -40,7 +41,7 @@ func TestExchange(t *testing.T) {
 		t.Errorf("two visitors have %d flows", r.live())
 	}
 	t.Run("D09 the socket lives as long as its tunnel, not the call that made it", func(t *testing.T) {
-		tun := testTunnel("t2", freePorts(t, 1), 1)
+		tun := testTunnel("t2", uint32(freeport.Run(t, 1)), 1)
 		done := make(chan error)
 		go func() { done <- b.Set(tun) }()
 		if err := <-done; err != nil {
@@ -63,7 +64,7 @@ func TestExchange(t *testing.T) {
 func TestRange(t *testing.T) {
 	r := &replica{id: "A"}
 	b := start(t, nil, r)
-	port := freePorts(t, 5)
+	port := uint32(freeport.Run(t, 5))
 	b.mustSet(t, testTunnel("t1", port, 5))
 	for _, at := range []uint32{port, port + 2, port + 4} {
 		c := visit(t, "127.0.0.1", at)
@@ -83,7 +84,7 @@ func TestRange(t *testing.T) {
 func TestReplySource(t *testing.T) {
 	r := &replica{id: "A"}
 	b := start(t, func(c *Config) { c.Address = netip.Addr{} }, r)
-	port := freePorts(t, 1)
+	port := uint32(freeport.Run(t, 1))
 	b.mustSet(t, testTunnel("t1", port, 1))
 	hosts := []string{"127.0.0.1", "127.0.0.2", "127.77.1.9"}
 	if c, err := net.ListenPacket("udp6", "[::1]:0"); err == nil {
@@ -118,7 +119,7 @@ func TestReplySource(t *testing.T) {
 func TestIdle(t *testing.T) {
 	r := &replica{id: "A"}
 	b := start(t, nil, r)
-	port := freePorts(t, 2)
+	port := uint32(freeport.Run(t, 2))
 	b.mustSet(t, testTunnel("t1", port, 1))
 	short := testTunnel("dns", port+1, 1)
 	short.Origins[0].IdleTimeoutSeconds = 5
@@ -159,7 +160,7 @@ func TestIdle(t *testing.T) {
 func TestCaps(t *testing.T) {
 	r := &replica{id: "A"}
 	b := start(t, func(c *Config) { c.MaxFlows, c.MaxPerSource = 5, 3 }, r)
-	port := freePorts(t, 1)
+	port := uint32(freeport.Run(t, 1))
 	b.mustSet(t, testTunnel("t1", port, 1))
 	from := func(ip string) *net.UDPConn {
 		c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.ParseIP(ip)}, &net.UDPAddr{IP: net.ParseIP("127.0.0.1"), Port: int(port)})
@@ -215,7 +216,7 @@ func TestSourceOf(t *testing.T) {
 func TestReplicas(t *testing.T) {
 	t.Run("none is counted, and found when it comes", func(t *testing.T) {
 		b := start(t, nil)
-		port := freePorts(t, 1)
+		port := uint32(freeport.Run(t, 1))
 		b.mustSet(t, testTunnel("t1", port, 1))
 		c := visit(t, "127.0.0.1", port)
 		_, _ = c.Write([]byte("x"))
@@ -228,7 +229,7 @@ func TestReplicas(t *testing.T) {
 	t.Run("a flow moves when its replica leaves", func(t *testing.T) {
 		a, z := &replica{id: "A"}, &replica{id: "Z"}
 		b := start(t, nil, a)
-		port := freePorts(t, 1)
+		port := uint32(freeport.Run(t, 1))
 		b.mustSet(t, testTunnel("t1", port, 1))
 		c := visit(t, "127.0.0.1", port)
 		ask(t, c, "x", soon)
@@ -260,7 +261,7 @@ func TestReplicas(t *testing.T) {
 	t.Run("D08 the agent ends a flow and the next datagram opens another", func(t *testing.T) {
 		a := &replica{id: "A"}
 		b := start(t, nil, a)
-		port := freePorts(t, 1)
+		port := uint32(freeport.Run(t, 1))
 		b.mustSet(t, testTunnel("t1", port, 1))
 		c := visit(t, "127.0.0.1", port)
 		ask(t, c, "x", soon)
@@ -272,7 +273,7 @@ func TestReplicas(t *testing.T) {
 	t.Run("the least loaded replica is taken, a broken one passed over", func(t *testing.T) {
 		broken, a := &replica{id: "B", broken: true}, &replica{id: "A"}
 		b := start(t, nil, broken, a)
-		port := freePorts(t, 1)
+		port := uint32(freeport.Run(t, 1))
 		b.mustSet(t, testTunnel("t1", port, 1))
 		for range 8 {
 			if got := ask(t, visit(t, "127.0.0.1", port), "x", soon); got != "Ax" {
@@ -283,7 +284,7 @@ func TestReplicas(t *testing.T) {
 	t.Run("after a refusal another replica is asked", func(t *testing.T) {
 		a, z := &replica{id: "A", refusal: reason.New(reason.RateLimited, reason.HopAgent, "full")}, &replica{id: "Z"}
 		b := start(t, nil, a)
-		port := freePorts(t, 1)
+		port := uint32(freeport.Run(t, 1))
 		b.mustSet(t, testTunnel("t1", port, 1))
 		c := visit(t, "127.0.0.1", port)
 		_, _ = c.Write([]byte("x"))
@@ -296,7 +297,7 @@ func TestReplicas(t *testing.T) {
 	t.Run("a refusal is not asked for again at once", func(t *testing.T) {
 		a := &replica{id: "A", refusal: reason.New(reason.OriginDenied, reason.HopAgent, "not that target")}
 		b := start(t, nil, a)
-		port := freePorts(t, 1)
+		port := uint32(freeport.Run(t, 1))
 		b.mustSet(t, testTunnel("t1", port, 1))
 		c := visit(t, "127.0.0.1", port)
 		for range 10 {
@@ -319,7 +320,7 @@ func TestReplicas(t *testing.T) {
 func TestSet(t *testing.T) {
 	a := &replica{id: "A"}
 	b := start(t, nil, a)
-	port := freePorts(t, 4)
+	port := uint32(freeport.Run(t, 4))
 	b.mustSet(t, testTunnel("other", port+3, 1))
 	b.mustSet(t, testTunnel("t1", port, 1))
 	c := visit(t, "127.0.0.1", port)
@@ -410,7 +411,7 @@ func TestBurst(t *testing.T) {
 	t.Run("D07 burst of 500 datagrams at the public port", func(t *testing.T) {
 		a := &replica{id: "A"}
 		b := start(t, nil, a)
-		port := freePorts(t, 1)
+		port := uint32(freeport.Run(t, 1))
 		b.mustSet(t, testTunnel("t1", port, 1))
 		c := visit(t, "127.0.0.1", port)
 		for range 500 {
